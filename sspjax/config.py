@@ -1,0 +1,502 @@
+"""The configuration schema: the only home of defaults, which are those of `configs/ssp.py`.
+
+A config file is Python with `get_config() -> ConfigDict`; it starts from `default()` and overrides.
+`freeze` turns the ConfigDict into a `RunConfig`, checks every type and choice, and then the
+combinations. After that nobody sees a ConfigDict, and nobody calls `.get(key, default)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+schema = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run. The message is one line: key, value, what is allowed."""
+
+
+@schema
+class WorldConfig:
+    """The mini-encyclopaedia, for runs that bring no corpus of their own."""
+
+    kind: Literal["none", "miniwiki"] = "none"
+    """`miniwiki`: corpus, answers, graph and questions are made in WORKDIR/world."""
+    entities: int = 880
+    hops: int = 2
+    """Longest chain of relations in the evaluation questions (1 to 4)."""
+    held_out: float = 0.35
+    """Share of answer entities that are never seeds: the evaluation questions' answers."""
+    questions: int = 250
+    """Evaluation questions made for each number of hops."""
+
+
+@schema
+class SeedsConfig:
+    kind: Literal["answers"] = "answers"
+    path: str = ""
+    """Answers file (.jsonl or .jsonl.gz); empty: the world's own answers."""
+
+
+@schema
+class WarmStartConfig:
+    """Supervised phase on scripted trajectories of other worlds, before self-play."""
+
+    steps: int = 0
+    worlds: int = 0
+    """Training worlds; their seeds never meet the run's own world."""
+    batch: int = 32
+    """Demonstrations a step."""
+    learning_rate: float = 3e-3
+    copy_steps: int = 0
+    """First steps on short reading tasks only: a small model learns to copy there."""
+    proposer_share: float = 0.2
+    reader_share: float = 0.5
+    """Shares of the demonstrations; the rest are solver trajectories."""
+    lazy_one_hop: float = 0.5
+    """Share of one-hop solver demonstrations that search with a single word of the name."""
+    lazy_two_hop: float = 0.7
+    """Share of two-hop solver demonstrations that stop after the first search."""
+    observation_weight: float = 0.1
+    """Loss weight of tool text, against 1 for the text the agent writes."""
+
+
+@schema
+class ModelConfig:
+    preset: str = "qwen2.5-7b-instruct"
+    weights: str = ""
+    """Hugging Face folder; empty: random initialisation from the preset."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Activations, cache and the islands' copy; trained parameters are float32."""
+    tokenizer: str = ""
+    """Folder or tokenizer.json; empty: with the weights, or trained on the world."""
+    vocab_size: int = 0
+    """Entries of a tokenizer trained on the world (a multiple of 128); 0 where one is given."""
+    lora_rank: int = 0
+    prompts: Literal["ssp", "tiny"] = "ssp"
+    """Set of prompt texts and message layout (`rollout/prompts`)."""
+    attention: Literal["portable"] = "portable"
+    attention_block: int = 512
+    """Keys (and queries) of one step of the blockwise softmax."""
+    remat: bool = True
+    """Recompute each layer's activations in the backward pass."""
+    logprob_chunk: int = 1024
+    """Tokens whose logits exist at one time."""
+
+
+@schema
+class RetrievalConfig:
+    corpus: str = ""
+    """Passages (.jsonl or .jsonl.gz); empty: the world's own."""
+    index: str = ""
+    """Folder made by `python -m retrieval_index.build`; empty: exact search, built at start."""
+    url: str = ""
+    topk: int = 3
+    encoder: str = "e5"
+    document_tokens: int = 256
+    """A passage longer than this is cut before it is shown."""
+
+
+@schema
+class JudgeConfig:
+    kind: Literal["exact"] = "exact"
+    max_failures: float = 0.05
+    """Share of rollouts that may stay unscored in a step before the run stops."""
+
+
+@schema
+class CheckpointConfig:
+    every: int = 5
+    keep: int = 3
+
+
+@schema
+class EvalConfig:
+    every: int = 5
+    """Steps between evaluations in training (0: never)."""
+    benchmarks: tuple[str, ...] = ()
+    """Question files; empty: the world's own, one benchmark for each number of hops."""
+    questions: int = 500
+    samples: int = 1
+    mode: Literal["agent", "rag", "closed_book"] = "agent"
+    temperature: float = 0.0
+
+
+@schema
+class FiltersConfig:
+    min_chars: int = 10
+    max_chars: int = 1000
+    min_words: int = 10
+    repeated_searches: Literal["reject", "allow"] = "allow"
+
+
+@schema
+class ProposerConfig:
+    policy: str = "policy"
+    group_size: int = 1
+    estimator: Literal["raw", "batch_mean", "group_mean"] = "raw"
+    std: Literal["none", "sample", "population"] = "none"
+    aggregation: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "seq-mean-token-mean"
+    role_weight: float = 1.0
+    """Factor of this role's loss; 0 freezes the role."""
+    rewards: tuple[str, ...] = ("one_minus_p",)
+    tools: tuple[str, ...] = ("search",)
+    max_turns: int = 10
+    """Generations: 10 generations are at most 9 executed searches."""
+    min_searches: int = 1
+    prompt_tokens: int = 4096
+    response_tokens: int = 8192
+    """Response budget, observations included."""
+    turn_tokens: int = 8192
+    observation_tokens: int = 2048
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@schema
+class SolverConfig(ProposerConfig):
+    group_size: int = 5
+    estimator: Literal["raw", "batch_mean", "group_mean"] = "group_mean"
+    rewards: tuple[str, ...] = ("correct",)
+    min_searches: int = 0
+
+
+@schema
+class VerifyConfig:
+    reader: Literal["solver", "none"] = "solver"
+    noise: int = 4
+    noise_unit: Literal["passage"] = "passage"
+    samples: int = 1
+    """Readings under different noise; all must be right."""
+    counterfactual: bool = False
+    """Also require that the noise alone does not give the answer."""
+    prompt_tokens: int = 4096
+    """Budget of the reader's prompt: noise goes first, own evidence is never cut."""
+    answer_tokens: int = 70
+    temperature: float = 0.1
+
+
+@schema
+class ShortfallConfig:
+    strategy: Literal["replay", "drop"] = "replay"
+    clear_every: int = 10
+    """Steps between resets of the replay pool (0: never)."""
+    keep: float = 0.0
+    """Share of the newest questions that survives a reset."""
+    max_success: float = 1.0
+    """Only questions solved at most this often are reused."""
+
+
+@schema
+class MinibatchConfig:
+    proposer: int = 1
+    solver: int = 2
+
+
+@schema
+class LearnerConfig:
+    loss: Literal["clipped"] = "clipped"
+    order: Literal["solver_first", "proposer_first", "joint"] = "solver_first"
+    old_logprobs: Literal["behaviour", "step_start", "role_start"] = "role_start"
+    minibatches: MinibatchConfig = dataclasses.field(default_factory=MinibatchConfig)
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    kl: float = 0.01
+    kl_kind: Literal["k3"] = "k3"
+    entropy: float = 0.0
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float = 1e-6
+    b1: float = 0.9
+    b2: float = 0.999
+    warmup: int = 5
+    """Steps over which the learning rate rises linearly from 0; then it is constant."""
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    row_tokens: int = 12288
+    """Length L of a packed row; at least a whole trajectory of either role."""
+    micro_rows: int = 0
+    """Rows of a micro-batch (0: one for each device of the batch axes)."""
+
+
+@schema
+class RolloutConfig:
+    slots: int = 256
+    """Rollouts in flight on one island."""
+    chunk: int = 512
+    """Tokens of one prefill or extension call, for each of its rows."""
+    extend_rows: int = 0
+    """Rows of one prefill or extension call (0: a quarter of the slots)."""
+    return_when: float = 0.25
+    """Decoding returns to the host when this share of the sampling slots waits."""
+    decode_tokens: int = 256
+    """Tokens after which it returns in any case."""
+    deterministic: bool | None = None
+    """Collect tool results in fixed rounds; None: on CPU yes, elsewhere no."""
+
+
+@schema
+class MeshConfig:
+    """Global mesh of the update; one axis may be -1 (all devices that are left)."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+    island_tensor: int = 0
+    """Devices of an island that share one copy (0: the largest divisor that fits the kv heads)."""
+
+
+@schema
+class RunConfig:
+    seed: int = 0
+    steps: int = 200
+    batch: int = 256
+    """Seeds a step."""
+    save_trajectories: int = 1
+    """Steps between trajectory files (0: never)."""
+    world: WorldConfig = dataclasses.field(default_factory=WorldConfig)
+    seeds: SeedsConfig = dataclasses.field(default_factory=SeedsConfig)
+    warm_start: WarmStartConfig = dataclasses.field(default_factory=WarmStartConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    retrieval: RetrievalConfig = dataclasses.field(default_factory=RetrievalConfig)
+    judge: JudgeConfig = dataclasses.field(default_factory=JudgeConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    filters: FiltersConfig = dataclasses.field(default_factory=FiltersConfig)
+    proposer: ProposerConfig = dataclasses.field(default_factory=ProposerConfig)
+    solver: SolverConfig = dataclasses.field(default_factory=SolverConfig)
+    verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
+    shortfall: ShortfallConfig = dataclasses.field(default_factory=ShortfallConfig)
+    learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
+    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+
+def default() -> ConfigDict:
+    """The schema's defaults as a locked ConfigDict, for config files to override."""
+    return ConfigDict(to_dict(RunConfig())).lock()
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A frozen config as plain nested dicts, JSON-able."""
+    return {
+        f.name: to_dict(value) if dataclasses.is_dataclass(value) else value
+        for f in dataclasses.fields(config)
+        for value in [getattr(config, f.name)]
+    }
+
+
+def config_hash(config: RunConfig) -> str:
+    """16 hex digits that change with any field."""
+    text = json.dumps(to_dict(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def freeze(config: Mapping[str, Any]) -> RunConfig:
+    """Checks types, choices and combinations; raises ConfigError with a one-line message."""
+    frozen = _freeze(RunConfig, dict(config), "")
+    _cross_check(frozen)
+    return frozen
+
+
+def override(config: ConfigDict, key: str, text: str) -> None:
+    """Sets `key` (dotted) of a ConfigDict from command-line text, by the schema's type."""
+    *groups, leaf = key.split(".")
+    node, kind = config, RunConfig
+    for group in groups:
+        _known(kind, group, key, text)
+        kind = _hints(kind)[group]
+        if not dataclasses.is_dataclass(kind):
+            raise ConfigError(f"config.{key}={text}: {group} is a value, not a group")
+        node = node[group]
+    _known(kind, leaf, key, text)
+    node[leaf] = _parse(_hints(kind)[leaf], text, key)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _known(kind: Any, name: str, key: str, value: object) -> None:
+    names = [f.name for f in dataclasses.fields(kind)]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(f"config.{key}={value}: unknown key{hint}; known here: {', '.join(names)}")
+
+
+def _freeze(kind: Any, values: dict[str, Any], prefix: str) -> Any:
+    hints = _hints(kind)
+    for name, value in values.items():
+        _known(kind, name, prefix + name, value)
+    fields = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping | ConfigDict):
+                raise ConfigError(f"config.{prefix}{name}={value!r}: this is a group, not a value")
+            fields[name] = _freeze(hint, dict(value), f"{prefix}{name}.")
+        else:
+            fields[name] = _checked(hint, value, prefix + name)
+    return kind(**fields)
+
+
+def _checked(hint: Any, value: Any, key: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            choices = ", ".join(map(str, typing.get_args(hint)))
+            raise ConfigError(f"config.{key}={value!r}: expected one of {choices}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, tuple | list):
+            raise ConfigError(f"config.{key}={value!r}: expected a tuple of strings")
+        return tuple(_checked(typing.get_args(hint)[0], v, key) for v in value)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        return _checked(typing.get_args(hint)[0], value, key)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(
+            f"config.{key}={value!r}: expected {hint.__name__}, got {type(value).__name__}"
+        )
+    return value
+
+
+def _parse(hint: Any, text: str, key: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return tuple(part for part in text.strip("()").split(",") if part)
+    if origin is types.UnionType:
+        return None if text.lower() == "none" else _parse(typing.get_args(hint)[0], text, key)
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"config.{key}={text}: expected true or false")
+        return text.lower() == "true"
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            raise ConfigError(f"config.{key}={text}: expected {hint.__name__}") from None
+    return _checked(hint, text, key) if origin is Literal else text
+
+
+def _cross_check(c: RunConfig) -> None:
+    """Combinations that cannot work, cheapest first."""
+
+    def need(ok: bool, message: str) -> None:
+        if not ok:
+            raise ConfigError(message)
+
+    for name, value, low in (
+        ("batch", c.batch, 1),
+        ("steps", c.steps, 0),
+        ("retrieval.topk", c.retrieval.topk, 1),
+        ("rollout.slots", c.rollout.slots, 1),
+        ("rollout.chunk", c.rollout.chunk, 1),
+        ("rollout.decode_tokens", c.rollout.decode_tokens, 1),
+        ("checkpoint.every", c.checkpoint.every, 1),
+        ("checkpoint.keep", c.checkpoint.keep, 1),
+        ("verify.samples", c.verify.samples, 1),
+        ("verify.noise", c.verify.noise, 0),
+        ("learner.minibatches.proposer", c.learner.minibatches.proposer, 1),
+        ("learner.minibatches.solver", c.learner.minibatches.solver, 1),
+    ):
+        need(value >= low, f"config.{name}={value}: must be at least {low}")
+    for name, role in (("proposer", c.proposer), ("solver", c.solver)):
+        need(role.group_size >= 1, f"config.{name}.group_size={role.group_size}: must be at least 1")
+        need(role.max_turns >= 1, f"config.{name}.max_turns={role.max_turns}: must be at least 1")
+        need(
+            role.min_searches < role.max_turns,
+            f"config.{name}.min_searches={role.min_searches}: {role.max_turns} generations execute "
+            f"at most {role.max_turns - 1} searches; raise {name}.max_turns",
+        )
+        need(role.temperature >= 0, f"config.{name}.temperature={role.temperature}: must be >= 0")
+        need(
+            role.role_weight == 0 or role.temperature > 0,
+            f"config.{name}.temperature=0: a greedy role has no log-probability to train on",
+        )
+        need(
+            role.role_weight == 0 or (role.top_k == 0 and role.top_p == 1.0),
+            f"config.{name}.top_k={role.top_k}, top_p={role.top_p}: training on truncated samples "
+            "needs importance correction, which is off; use top_k=0, top_p=1",
+        )
+        need(
+            role.estimator != "group_mean" or role.group_size > 1,
+            f"config.{name}.estimator=group_mean: with group_size=1 every advantage is 0; "
+            "use raw or batch_mean, or a larger group",
+        )
+        need(
+            role.std == "none" or role.group_size > 1,
+            f"config.{name}.std={role.std}: a group of one has no standard deviation; use none",
+        )
+        longest = role.prompt_tokens + role.response_tokens
+        need(
+            longest <= c.learner.row_tokens,
+            f"config.learner.row_tokens={c.learner.row_tokens}: a {name} trajectory may hold "
+            f"{longest} tokens (prompt_tokens + response_tokens) and never spans rows",
+        )
+    need(
+        c.proposer.role_weight > 0 or c.solver.role_weight > 0,
+        "config.proposer.role_weight=0 and solver.role_weight=0: nothing is trained",
+    )
+    need(
+        c.proposer.policy == c.solver.policy or c.learner.order != "joint",
+        "config.learner.order=joint: needs one policy; "
+        f"proposer.policy={c.proposer.policy}, solver.policy={c.solver.policy}",
+    )
+    need(0 <= c.shortfall.keep <= 1, f"config.shortfall.keep={c.shortfall.keep}: must be in 0..1")
+    need(1 <= c.world.hops <= 4, f"config.world.hops={c.world.hops}: must be in 1..4")
+    need(
+        0 < c.world.held_out < 1, f"config.world.held_out={c.world.held_out}: must be within (0, 1)"
+    )
+    need(
+        0 < c.rollout.return_when <= 1,
+        f"config.rollout.return_when={c.rollout.return_when}: must be within (0, 1]",
+    )
+    axes = (c.mesh.data, c.mesh.fsdp, c.mesh.tensor)
+    need(
+        sum(a == -1 for a in axes) <= 1 and all(a == -1 or a >= 1 for a in axes),
+        f"config.mesh: data, fsdp, tensor = {axes}: each at least 1, one of them may be -1",
+    )
+    need(
+        c.model.vocab_size % 128 == 0,
+        f"config.model.vocab_size={c.model.vocab_size}: must be a multiple of 128",
+    )
+    need(
+        c.model.lora_rank == 0,
+        f"config.model.lora_rank={c.model.lora_rank}: adapters are not supported yet; use 0",
+    )
+    need(
+        not (c.retrieval.url and c.retrieval.index),
+        "config.retrieval: url and index are both set; a run has one retriever",
+    )
+    if c.warm_start.steps:
+        need(
+            c.world.kind == "miniwiki",
+            f"config.warm_start.steps={c.warm_start.steps}: demonstrations come from "
+            "mini-encyclopaedias; set world.kind=miniwiki or warm_start.steps=0",
+        )
+        need(c.warm_start.worlds >= 1, "config.warm_start.worlds=0: a warm start needs worlds")
+    need(
+        c.world.kind == "miniwiki" or bool(c.seeds.path),
+        "config.seeds.path='': an answers file is needed where world.kind=none",
+    )
+    need(
+        c.world.kind == "miniwiki" or bool(c.retrieval.corpus or c.retrieval.index or c.retrieval.url),
+        "config.retrieval: corpus, index or url is needed where world.kind=none",
+    )
