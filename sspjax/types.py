@@ -325,9 +325,11 @@ class Cache(flax.struct.PyTreeNode):
 
 
 class SlotState(flax.struct.PyTreeNode):
-    """State of the decode loop. The cache holds every token of a slot but the pending one."""
+    """What decoding knows of each slot beside its cache; the host keeps it between calls.
 
-    cache: Cache
+    The cache holds every token of a slot but the pending one.
+    """
+
     length: Int[Array, "S"]
     """Tokens in the cache."""
     pending: Int[Array, "S"]
@@ -350,10 +352,6 @@ class SlotState(flax.struct.PyTreeNode):
     """0 means off."""
     top_p: Float[Array, "S"]
     """1 means off."""
-    tokens: Int[Array, "S N"]
-    logprobs: Float[Array, "S N"]
-    count: Int[Array, "S"]
-    """Tokens written to `tokens` by the last decode call."""
 
 
 class UpdateBatch(flax.struct.PyTreeNode):
