@@ -14,11 +14,17 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from ml_collections import ConfigDict
 
-schema = dataclasses.dataclass(frozen=True, kw_only=True)
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def schema(cls: type[T]) -> type[T]:
+    """A group of settings: typed, frozen, every field with its default."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 class ConfigError(ValueError):
@@ -291,11 +297,7 @@ def default() -> ConfigDict:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A frozen config as plain nested dicts, JSON-able."""
-    return {
-        f.name: to_dict(value) if dataclasses.is_dataclass(value) else value
-        for f in dataclasses.fields(config)
-        for value in [getattr(config, f.name)]
-    }
+    return dataclasses.asdict(config)
 
 
 def config_hash(config: RunConfig) -> str:
@@ -314,7 +316,8 @@ def freeze(config: Mapping[str, Any]) -> RunConfig:
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` (dotted) of a ConfigDict from command-line text, by the schema's type."""
     *groups, leaf = key.split(".")
-    node, kind = config, RunConfig
+    node: Any = config
+    kind: Any = RunConfig
     for group in groups:
         _known(kind, group, key, text)
         kind = _hints(kind)[group]

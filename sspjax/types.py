@@ -15,18 +15,26 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import flax.struct
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-noun = dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-"""A value: compared field by field, hashable when its fields are."""
+T = TypeVar("T")
 
-record = dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-"""A value that carries arrays: compared by identity."""
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def noun(cls: type[T]) -> type[T]:
+    """A value: compared field by field, hashable when its fields are."""
+    return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(cls)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
+def record(cls: type[T]) -> type[T]:
+    """A value that carries arrays: compared by identity."""
+    return dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)(cls)
 
 
 class Role(enum.Enum):
