@@ -1,0 +1,132 @@
+"""What each role is paid, as sums of named terms.
+
+Success is read from `Group.correct`, never from a reward. `None` means not paid at all: the
+trajectory is left out of the loss because nothing was judged. It is not the same as a reward of 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from sspjax.config import ConfigError
+from sspjax.self_play.exact import normalise
+from sspjax.types import Group, Proposal, Question, Reason, Trajectory, record
+
+
+@record
+class Reward:
+    """The sum of `terms`, or None where the trajectory must be left out of the loss."""
+
+    value: float | None
+    terms: Mapping[str, float]
+
+
+UNPAID = Reward(value=None, terms={})
+
+Term = TypeVar("Term")
+
+ProposerTerm = Callable[[Proposal, Group, float], float]
+"""Proposal, the solvers' group of its question, and the share p that was right (judged ones)."""
+
+SolverTerm = Callable[[Question, Trajectory, bool], float]
+"""Question, rollout, and whether its answer is right."""
+
+
+def one_minus_p(proposal: Proposal, group: Group, p: float) -> float:
+    """1 - p: the harder the better (SSP, arXiv 2510.18821)."""
+    return 1.0 - p
+
+
+def half(proposal: Proposal, group: Group, p: float) -> float:
+    """1 - p, but 0.5 where nobody was right: such a question is as likely false as hard."""
+    return 1.0 - p if p > 0 else 0.5
+
+
+def modal(proposal: Proposal, group: Group, p: float) -> float:
+    """1 - share of the solvers' most common answer: agreement pays as little when it is on another.
+
+    Answers are compared normalised; all right ones are one class whichever alias they used, and no
+    answer is one class. Only judged rollouts count.
+    """
+    answers = Counter(
+        (correct, None if correct else normalise(rollout.answer or ""))
+        for rollout, correct in zip(group.rollouts, group.correct, strict=True)
+        if correct is not None
+    )
+    return 1.0 - max(answers.values()) / answers.total()
+
+
+PROPOSER_TERMS: dict[str, ProposerTerm] = {
+    "one_minus_p": one_minus_p,
+    "half": half,
+    "modal": modal,
+}
+"""By `proposer.rewards`."""
+
+
+def correct(question: Question, rollout: Trajectory, right: bool) -> float:
+    """1 for a right answer, else 0 (SSP, arXiv 2510.18821)."""
+    return float(right)
+
+
+SOLVER_TERMS: dict[str, SolverTerm] = {"correct": correct}
+"""By `solver.rewards`."""
+
+
+def reward_proposals(
+    proposals: Sequence[Proposal], groups: Sequence[Group], names: Sequence[str]
+) -> tuple[Reward, ...]:
+    """One reward a proposal, the sum of the terms `names` of its own question's group.
+
+    A rejected proposal earns 0, whatever question fills its slot: a replayed one never pays the
+    proposer that failed. Unpaid are those that nobody judged: a tool failed while it was proposed,
+    its verification had an error, or no solver of its group was judged.
+
+    `groups` may hold other groups; every accepted proposal's must be there (else ValueError).
+    """
+    terms = _chosen(PROPOSER_TERMS, names, "proposer")
+    by_uid = {group.question.uid: group for group in groups}
+
+    def reward(proposal: Proposal) -> Reward:
+        if proposal.trajectory.failed or proposal.reason is Reason.VERIFY_ERROR:
+            return UNPAID
+        if proposal.question is None or proposal.reason is not None:
+            return Reward(value=0.0, terms=dict.fromkeys(terms, 0.0))
+        group = by_uid.get(proposal.question.uid)
+        if group is None:
+            raise ValueError(
+                f"question {proposal.question.uid}: expected a group of solvers for an accepted "
+                f"proposal, got groups of {sorted(by_uid)}"
+            )
+        p = group.success_rate
+        if p is None:
+            return UNPAID
+        return _sum({name: term(proposal, group, p) for name, term in terms.items()})
+
+    return tuple(map(reward, proposals))
+
+
+def reward_rollouts(group: Group, names: Sequence[str]) -> tuple[Reward, ...]:
+    """One reward a rollout of the group, in order; unpaid where it was not judged."""
+    terms = _chosen(SOLVER_TERMS, names, "solver")
+    return tuple(
+        UNPAID
+        if right is None
+        else _sum({name: term(group.question, rollout, right) for name, term in terms.items()})
+        for rollout, right in zip(group.rollouts, group.correct, strict=True)
+    )
+
+
+def _sum(terms: Mapping[str, float]) -> Reward:
+    return Reward(value=sum(terms.values()), terms=terms)
+
+
+def _chosen(table: Mapping[str, Term], names: Sequence[str], role: str) -> dict[str, Term]:
+    for name in names:
+        if name not in table:
+            raise ConfigError(
+                f"config.{role}.rewards={name!r}: expected one of {', '.join(sorted(table))}"
+            )
+    return {name: table[name] for name in names}

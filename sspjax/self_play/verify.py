@@ -1,0 +1,231 @@
+"""Verification: can the question be answered from its proposer's own evidence, hidden among noise?
+
+The paper (SSP, arXiv 2510.18821) lets the solver answer without tools; its code asks an external
+model and counts a whole trajectory's materials as one noise document. Here noise is single
+passages, and the reader is whatever `read` is. Three rules keep the check honest: noise is never
+the question's own evidence, own evidence is never cut to fit, and an error rejects.
+
+Every reading has a name, `<question uid>/verify/<sample>`, and draws from the random stream of that
+name alone, so it depends on neither the order nor the number of the other questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+
+from sspjax.config import VerifyConfig
+from sspjax.self_play.judge import Judge, judge_groups
+from sspjax.types import (
+    Document,
+    Prompt,
+    Proposal,
+    Question,
+    Read,
+    Reason,
+    Trajectory,
+    noun,
+    record,
+)
+
+Stream = Callable[[str], random.Random]
+"""A fresh random stream by name; in a run the name follows seed, attempt and step."""
+
+ReaderPrompt = Callable[[Question, Sequence[Document], str], Prompt]
+"""Question, documents to read and group name to the reader's prompt, of any length."""
+
+
+@noun
+class VerifyCounts:
+    """What became of the noise, over all readings."""
+
+    noise_asked: int = 0
+    noise_missing: int = 0
+    """Passages the batch could not provide."""
+    noise_dropped: int = 0
+    """Passages that did not fit into the reader's prompt."""
+
+
+@record
+class Verification:
+    """The proposals in their order, the rejected ones with their reason, and what it took."""
+
+    proposals: tuple[Proposal, ...]
+    readings: tuple[Trajectory, ...] = ()
+    counts: VerifyCounts = VerifyCounts()
+
+
+@record
+class Fitted:
+    """A reader's prompt within its budget (None: the evidence alone is too long)."""
+
+    prompt: Prompt | None
+    dropped: int
+    """Noise passages left out."""
+
+
+@record
+class Plan:
+    """What will be read for one question."""
+
+    prompts: tuple[Prompt, ...]
+    """`samples` readings of evidence and noise, then one of noise alone if it is asked for."""
+    missing: int
+    dropped: int
+
+
+def verify(
+    proposals: Sequence[Proposal],
+    config: VerifyConfig,
+    *,
+    stream: Stream,
+    reader_prompt: ReaderPrompt,
+    read: Read,
+    judge: Judge,
+) -> Verification:
+    """Reads the question of every accepted proposal: one call of `read`, one of `judge`.
+
+    A question passes when every sample is right and, with `counterfactual`, the noise alone does
+    not give the answer. A proposal that comes with a reason keeps it; what its proposer was shown
+    still serves as noise.
+    """
+    questions = [p.question for p in proposals if p.question is not None and p.reason is None]
+    if config.reader == "none":
+        return Verification(proposals=tuple(proposals))
+    pool = noise_pool(proposals)
+    plans = {
+        q.uid: plan_readings(q, pool, config, stream=stream, reader_prompt=reader_prompt)
+        for q in questions
+    }
+    readable = [(q, plan) for q in questions if (plan := plans[q.uid]) is not None]
+    prompts = [prompt for _, plan in readable for prompt in plan.prompts]
+    readings = tuple(read(prompts)) if prompts else ()
+    if len(readings) != len(prompts):
+        raise ValueError(
+            f"read: expected {len(prompts)} trajectories, got {len(readings)}; "
+            "a reader answers every prompt, in order"
+        )
+    queue = iter(readings)
+    groups = judge_groups(
+        [q for q, _ in readable],
+        [[next(queue) for _ in plan.prompts] for _, plan in readable],
+        judge,
+    )
+    reasons = dict.fromkeys(plans, Reason.VERIFY_TOO_LONG) | {
+        group.question.uid: verdict(group.correct, config.samples) for group in groups
+    }
+    return Verification(
+        proposals=tuple(
+            dataclasses.replace(p, reason=reasons[p.question.uid])
+            if p.question is not None and p.reason is None
+            else p
+            for p in proposals
+        ),
+        readings=readings,
+        counts=VerifyCounts(
+            noise_asked=config.noise * config.samples * len(readable),
+            noise_missing=sum(plan.missing for _, plan in readable),
+            noise_dropped=sum(plan.dropped for _, plan in readable),
+        ),
+    )
+
+
+def verdict(correct: Sequence[bool | None], samples: int) -> Reason | None:
+    """Why a question fails, from its judged readings: `samples`, then the counterfactual if any.
+
+    One wrong sample, or the answer from noise alone, decides whatever else happened; short of that
+    a reading that was not judged is an error, and an error rejects.
+    """
+    with_evidence, alone = correct[:samples], correct[samples:]
+    if any(c is False for c in with_evidence):
+        return Reason.VERIFY_WRONG
+    if any(c is True for c in alone):
+        return Reason.COUNTERFACTUAL
+    return Reason.VERIFY_ERROR if any(c is None for c in correct) else None
+
+
+def plan_readings(
+    question: Question,
+    pool: Sequence[Document],
+    config: VerifyConfig,
+    *,
+    stream: Stream,
+    reader_prompt: ReaderPrompt,
+) -> Plan | None:
+    """The prompts that verify one question; None when its evidence does not fit into one.
+
+    The counterfactual reads the noise of the first sample without the evidence; where there is no
+    noise it reads nothing at all, which is the closed book.
+    """
+
+    def reading(
+        name: str, evidence: Sequence[Document], noise: Sequence[Document], rng: random.Random
+    ) -> Fitted:
+        def prompt(documents: Sequence[Document]) -> Prompt:
+            return reader_prompt(question, documents, name)
+
+        return fit(evidence, noise, rng, prompt, config.prompt_tokens)
+
+    noises, fitted = [], []
+    for sample in range(config.samples):
+        name = f"{question.uid}/verify/{sample}"
+        rng = stream(name)
+        noises.append(draw_noise(question.evidence, pool, config.noise, rng))
+        fitted.append(reading(name, question.evidence, noises[-1], rng))
+    if config.counterfactual:
+        name = f"{question.uid}/verify/counterfactual"
+        fitted.append(reading(name, (), noises[0], stream(name)))
+    prompts = tuple(f.prompt for f in fitted if f.prompt is not None)
+    if len(prompts) < len(fitted):
+        return None
+    return Plan(
+        prompts=prompts,
+        missing=sum(config.noise - len(noise) for noise in noises),
+        dropped=sum(f.dropped for f in fitted),
+    )
+
+
+def noise_pool(proposals: Sequence[Proposal]) -> tuple[Document, ...]:
+    """Every passage the batch's proposers were shown, valid or not, each id and each text once.
+
+    Sorted, so that a draw from it does not depend on the order of the proposals.
+    """
+    shown = sorted(
+        {d for p in proposals for d in p.trajectory.documents},
+        key=lambda d: (d.id, d.title, d.text),
+    )
+    by_id = {d.id: d for d in reversed(shown)}
+    by_text = {d.text: d for d in by_id.values()}
+    return tuple(sorted(by_text.values(), key=lambda d: d.id))
+
+
+def draw_noise(
+    evidence: Sequence[Document], pool: Sequence[Document], count: int, rng: random.Random
+) -> tuple[Document, ...]:
+    """Up to `count` distinct passages that are not evidence, by id or by text; fewer if need be."""
+    ids, texts = {d.id for d in evidence}, {d.text for d in evidence}
+    others = [d for d in pool if d.id not in ids and d.text not in texts]
+    return tuple(rng.sample(others, min(count, len(others))))
+
+
+def fit(
+    evidence: Sequence[Document],
+    noise: Sequence[Document],
+    rng: random.Random,
+    prompt: Callable[[Sequence[Document]], Prompt],
+    budget: int,
+) -> Fitted:
+    """Evidence and noise shuffled into a prompt of at most `budget` tokens.
+
+    Noise is dropped one passage at a time, the last drawn first, and the others keep their order;
+    evidence is never cut.
+    """
+    documents = [*evidence, *noise]
+    rng.shuffle(documents)
+    spare = list(noise)
+    while len((fitting := prompt(tuple(documents))).token_ids) > budget:
+        if not spare:
+            return Fitted(prompt=None, dropped=len(noise))
+        documents.remove(spare.pop())
+    return Fitted(prompt=fitting, dropped=len(noise) - len(spare))
