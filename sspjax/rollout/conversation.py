@@ -19,7 +19,7 @@ import numpy as np
 from sspjax.rollout.acts import parse_act
 from sspjax.rollout.engine import Engine, Sampling, stream_key
 from sspjax.rollout.prompts import PromptSet, observation_turn
-from sspjax.rollout.stop import STOP_TAGS
+from sspjax.rollout.stop import stop_bits
 from sspjax.rollout.tokenizer import Tokenizer
 from sspjax.tools.tool import Observation, Tool
 from sspjax.types import Act, Params, Prompt, Stop, Trajectory, Turn
@@ -130,9 +130,8 @@ class _Loop:
         self.threads: ThreadPoolExecutor = owner._threads
         self.params, self.rules = params, rules
         self.randomness, self.policy_step, self.watch = randomness, policy_step, watch
-        tags = list(STOP_TAGS)
         self.allowed = (*rules.tools, rules.final)
-        self.stops = sum(1 << tags.index(act) for act in self.allowed)
+        self.stops = stop_bits(self.allowed)
         self.queue: collections.deque[_Episode] = collections.deque()
         self.playing: dict[int, _Episode] = {}
         self.resident: dict[int, str] = {}

@@ -270,8 +270,6 @@ def _decode(
         tag = completed[automaton]
         bit = jax.lax.shift_right_logical(state.stops, jnp.maximum(tag, 0).astype(jnp.uint32))
         ends = (tag >= 0) & ((bit & jnp.uint32(1)) == 1)
-        # A completed tag that does not end this role's turn: start looking again.
-        automaton = jnp.where((tag >= 0) & ~ends, 0, automaton)
         budget = state.budget - one
         going = active & ~ends & (token != eos_id) & (budget > 0)
 
