@@ -31,8 +31,8 @@ Think between <think> and </think> each time you have received new information. 
 the chain is complete, write <question> your question </question>.
 
 Three questions of the kind that is wanted:
-- In which village was the composer born whose opera was the first to be performed at the opera house \
-that opened in Cairo in 1869?
+- In which village was the composer born whose opera was the first to be performed at the opera \
+house that opened in Cairo in 1869?
 - Which river flows through the birthplace of the writer whose character wakes up one morning as \
 an insect?
 - Who was head of government of the country that hosted the first football world championship in \
