@@ -294,8 +294,10 @@ def _token_bytes(
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    spelled = [_byte_of().get(character) for character in token]
-    return token.encode() if None in spelled else bytes(spelled)
+    byte_of = _byte_of()
+    if any(character not in byte_of for character in token):
+        return token.encode()
+    return bytes(byte_of[character] for character in token)
 
 
 def _sentence_piece_bytes(token: str) -> bytes:
