@@ -69,7 +69,7 @@ def step_counts(
 
 
 def _rejected(proposals: Sequence[Proposal]) -> Mapping[str, float]:
-    counts = dict.fromkeys(REASONS, 0.0)
+    counts: dict[Reason, float] = dict.fromkeys(REASONS, 0.0)
     for proposal in proposals:
         if proposal.reason is not None:
             counts[proposal.reason] += 1

@@ -22,16 +22,16 @@ Filter = Callable[[Trajectory, Question, FiltersConfig, ProposerConfig], Reason 
 def no_search(
     trajectory: Trajectory, question: Question, filters: FiltersConfig, proposer: ProposerConfig
 ) -> Reason | None:
-    """A search was asked for and none was executed."""
-    unsearched = proposer.min_searches > 0 and not trajectory.queries
+    """A search was asked for and none was executed; an empty query is no search."""
+    unsearched = proposer.min_searches > 0 and not any(trajectory.queries)
     return Reason.NO_SEARCH if unsearched else None
 
 
 def few_searches(
     trajectory: Trajectory, question: Question, filters: FiltersConfig, proposer: ProposerConfig
 ) -> Reason | None:
-    """Fewer distinct queries were executed than `min_searches`."""
-    few = len(set(trajectory.queries)) < proposer.min_searches
+    """Fewer distinct queries were executed than `min_searches`, empty ones not counted."""
+    few = len(set(filter(None, trajectory.queries))) < proposer.min_searches
     return Reason.FEW_SEARCHES if few else None
 
 
@@ -95,7 +95,8 @@ def first_failure(
 
 
 _SUBSTRING_CHARS = 3
-_ARTICLES = ("a", "an", "the")
+_LEADING_ARTICLE = re.compile(r"^(a|an|the)\s+", re.IGNORECASE)
+_WORD = re.compile(r"[^\W_]+")
 _PLAIN_LETTERS = str.maketrans(
     {"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th"}
 )
@@ -119,16 +120,14 @@ def reveals(text: str, answer: str) -> bool:
         return False
     if len(answer) >= _SUBSTRING_CHARS and answer.casefold() in text.casefold():
         return True
-    words = _words(answer, "")
-    spelling = "".join(words[1:] if len(words) > 1 and words[0] in _ARTICLES else words)
-    return any(_spelled(_words(text, gap), spelling) for gap in ("", " "))
+    return _spelled(_words(text), "".join(_words(_LEADING_ARTICLE.sub("", answer))))
 
 
-def _words(text: str, gap: str) -> list[str]:
-    """Words without case and accents; `gap` stands where punctuation stood."""
+def _words(text: str) -> list[str]:
+    """Runs of letters and digits, without case and accents."""
     decomposed = unicodedata.normalize("NFKD", text.casefold().translate(_PLAIN_LETTERS))
     letters = "".join(c for c in decomposed if not unicodedata.combining(c))
-    return re.sub(r"[^\w\s]|_", gap, letters).split()
+    return _WORD.findall(letters)
 
 
 def _spelled(words: list[str], spelling: str) -> bool:

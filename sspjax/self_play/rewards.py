@@ -51,9 +51,9 @@ def modal(proposal: Proposal, group: Group, p: float) -> float:
     answer is one class. Only judged rollouts count.
     """
     answers = Counter(
-        (correct, None if correct else normalise(rollout.answer or ""))
-        for rollout, correct in zip(group.rollouts, group.correct, strict=True)
-        if correct is not None
+        (right, "" if right else normalise(rollout.answer or ""))
+        for rollout, right in zip(group.rollouts, group.correct, strict=True)
+        if right is not None
     )
     return 1.0 - max(answers.values()) / answers.total()
 
@@ -120,7 +120,7 @@ def reward_rollouts(group: Group, names: Sequence[str]) -> tuple[Reward, ...]:
 
 
 def _sum(terms: Mapping[str, float]) -> Reward:
-    return Reward(value=sum(terms.values()), terms=terms)
+    return Reward(value=sum(terms.values(), 0.0), terms=terms)
 
 
 def _chosen(table: Mapping[str, Term], names: Sequence[str], role: str) -> dict[str, Term]:

@@ -90,9 +90,9 @@ def verify(
     not give the answer. A proposal that comes with a reason keeps it; what its proposer was shown
     still serves as noise.
     """
-    questions = [p.question for p in proposals if p.question is not None and p.reason is None]
     if config.reader == "none":
         return Verification(proposals=tuple(proposals))
+    questions = [p.question for p in proposals if p.question is not None and p.reason is None]
     pool = noise_pool(proposals)
     plans = {
         q.uid: plan_readings(q, pool, config, stream=stream, reader_prompt=reader_prompt)
@@ -112,9 +112,8 @@ def verify(
         [[next(queue) for _ in plan.prompts] for _, plan in readable],
         judge,
     )
-    reasons = dict.fromkeys(plans, Reason.VERIFY_TOO_LONG) | {
-        group.question.uid: verdict(group.correct, config.samples) for group in groups
-    }
+    reasons: dict[str, Reason | None] = dict.fromkeys(plans, Reason.VERIFY_TOO_LONG)
+    reasons |= {g.question.uid: verdict(g.correct, config.samples) for g in groups}
     return Verification(
         proposals=tuple(
             dataclasses.replace(p, reason=reasons[p.question.uid])

@@ -1,0 +1,88 @@
+import random
+
+from builders import group, proposal, question
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sspjax.self_play.board import SHORTFALL, Origin
+from sspjax.types import Reason, Replayed
+
+
+def stored(text, success=0.5):
+    return Replayed(question=question(f"old {text}", text), success_rate=success, step=1)
+
+
+def fill(proposals, store=(), max_success=1.0, seed=0, strategy="replay"):
+    return SHORTFALL[strategy](proposals, store, random.Random(seed), max_success)
+
+
+def origins(board):
+    return [s.origin for s in board.slots]
+
+
+def mixed():
+    return [
+        proposal("t0"),
+        proposal("t1", reason=Reason.LEAK),
+        proposal("t2"),
+        proposal("t3", asked=False, reason=Reason.NO_QUESTION),
+    ]
+
+
+def test_rejected_slots_are_refilled():
+    board = fill(mixed(), [stored("a"), stored("b"), stored("c")])
+    assert origins(board) == [Origin.NEW, Origin.REPLAYED, Origin.NEW, Origin.REPLAYED]
+    assert [q.uid for q in board.questions] == ["t0", "t1/replay", "t2", "t3/replay"]
+    assert {board.slots[i].question.text for i in (1, 3)} <= {"a", "b", "c"}
+    assert board.slots[1].question.answer == "Oslo"
+
+
+def test_slots_stay_empty_when_the_store_is():
+    board = fill(mixed(), [stored("a")])
+    assert sorted(o.value for o in origins(board)) == ["empty", "new", "new", "replayed"]
+    assert [board.count(o) for o in Origin] == [2, 1, 1]
+    assert origins(fill(mixed())) == [Origin.NEW, Origin.EMPTY, Origin.NEW, Origin.EMPTY]
+
+
+def test_only_hard_enough_questions_are_reused():
+    store = [stored("easy", 0.8), stored("hard", 0.2), stored("edge", 0.5)]
+    texts = {q.text for s in range(20) for q in fill([mixed()[1]], store, 0.5, seed=s).questions}
+    assert texts == {"hard", "edge"}
+
+
+def test_drop_leaves_slots_empty():
+    board = fill(mixed(), [stored("a")], strategy="drop")
+    assert origins(board) == [Origin.NEW, Origin.EMPTY, Origin.NEW, Origin.EMPTY]
+
+
+@given(
+    st.lists(st.booleans(), max_size=6),
+    st.sets(st.sampled_from("abcdefg")),
+    st.integers(0, 5),
+)
+def test_no_question_is_on_the_board_twice(accepted, texts, seed):
+    proposals = [
+        proposal(f"t{i}", text="abc"[i % 3], reason=None if ok else Reason.LEAK)
+        for i, ok in enumerate(accepted)
+    ]
+    asked = {p.question.text for p in proposals if p.accepted}
+    board = fill(proposals, [stored(t) for t in sorted(texts)], seed=seed)
+    replayed = [s.question.text for s in board.slots if s.origin is Origin.REPLAYED]
+    assert len(board.slots) == len(proposals)
+    assert len(set(replayed)) == len(replayed)
+    assert not asked & set(replayed)
+    assert len(replayed) == min(len(texts - asked), accepted.count(False))
+    assert len({q.uid for q in board.questions}) == len(board.questions)
+
+
+def test_same_stream_same_board():
+    store = [stored(t) for t in "abcdefgh"]
+    texts = [[q.text for q in fill(mixed(), store, seed=s).questions] for s in (1, 1, 2, 3, 4)]
+    assert texts[0] == texts[1]
+    assert len({tuple(t) for t in texts}) > 1
+
+
+def test_new_groups_are_those_of_new_slots():
+    board = fill(mixed(), [stored("a"), stored("b")])
+    groups = [group(q, ["Oslo"], [True]) for q in board.questions]
+    assert [g.question.uid for g in board.new(groups)] == ["t0", "t2"]
