@@ -302,9 +302,9 @@ def test_a_run_killed_at_any_moment_finds_its_last_step_whole(tmp_path):
 
 @pytest.mark.multiprocess
 def test_two_processes_save_one_checkpoint(tmp_path):
-    outputs = run_processes(["tests/programs/save_from_two.py", str(tmp_path)], count=2, devices=2)
-    for output in outputs:
-        assert json.loads(output) == {
+    reports = run_processes(["tests/programs/save_from_two.py", str(tmp_path)], count=2, devices=2)
+    for report in reports:
+        assert report == {
             "before": None,
             "kept": [2, 3],
             "left": [2],

@@ -1,9 +1,9 @@
-"""Run by test_processes.py in several processes: exchanges payloads, prints one JSON line."""
+"""Run by test_processes.py in several processes: exchanges payloads, reports what came."""
 
 import hashlib
-import json
 
 import jax
+from processes import report
 
 from sspjax import processes
 from sspjax.metrics import CompileCounter
@@ -25,16 +25,14 @@ counter.take()
 processes.barrier("second")
 compiles.append(counter.take())
 
-print(
-    json.dumps(
-        {
-            "process": process,
-            "main": processes.is_main(),
-            "devices": [jax.local_device_count(), jax.device_count()],
-            "short": [p.decode() for p in received[0]],
-            "lengths": [[len(p) for p in row] for row in received],
-            "digests": [hashlib.sha256(p).hexdigest() for p in received[2]],
-            "compiles": compiles,
-        }
-    )
+report(
+    {
+        "process": process,
+        "main": processes.is_main(),
+        "devices": [jax.local_device_count(), jax.device_count()],
+        "short": [p.decode() for p in received[0]],
+        "lengths": [[len(p) for p in row] for row in received],
+        "digests": [hashlib.sha256(p).hexdigest() for p in received[2]],
+        "compiles": compiles,
+    }
 )

@@ -1,11 +1,11 @@
 """Run by test_checkpoint.py in two processes: saves, retires, rolls back, restores."""
 
-import json
 import sys
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from processes import report
 
 from sspjax import processes
 from sspjax.checkpoint import Checkpoints
@@ -40,5 +40,5 @@ right = all(
     np.array_equal(shard.data, expected[shard.index]) for shard in restored["w"].addressable_shards
 )
 checkpoints.close()
-print(json.dumps({"before": before, "kept": kept, "left": left, "right": right, "host": host}))
+report({"before": before, "kept": kept, "left": left, "right": right, "host": host})
 processes.barrier("end")
