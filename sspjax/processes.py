@@ -22,8 +22,9 @@ PROCESS_ID = "SSPJAX_PROCESS_ID"
 NUM_PROCESSES = "SSPJAX_NUM_PROCESSES"
 DISTRIBUTED = "SSPJAX_DISTRIBUTED"
 
-# A process that failed holds the others back at most this long before they are told.
-SHUTDOWN_SECONDS = 60
+# How long a process that ends, well or badly, waits for the others to end too. A failure is told to
+# them after this time; a run that ends well meets in a last `barrier` first.
+SHUTDOWN_SECONDS = 20
 
 # Bytes one round of `exchange` puts on every device, all processes together.
 ROUND_BYTES = 32 << 20
