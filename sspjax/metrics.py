@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,10 +25,8 @@ import rich.logging
 import rich.progress
 import tensorboardX
 
+from sspjax.data.oracle import Oracle
 from sspjax.types import Example, Group, Proposal, Question, Reason, Seed, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from sspjax.data.oracle import Oracle
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class MetricsWriter:
     """Appends one flat JSON object a step to WORKDIR/NAME.jsonl, and to TensorBoard event files.
 
     A killed run leaves at worst half a last line and rows beyond its last checkpoint; `cut` removes
-    both, so call it with the first checkpointed step (or 0) before the first `write` of a session.
+    both, so call it with the checkpointed step (0 where there is none) before the first `write`.
     """
 
     def __init__(
@@ -358,7 +356,7 @@ class Progress:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`done` steps were made by an earlier session and do not count for the time left."""
+        """`done` steps were made before a resume and do not count for the time left."""
         self._phase, self._total, self._first = phase, total, done
         self._clock = clock
         self._start = clock()
