@@ -66,7 +66,9 @@ def _cached(q, k, v, positions, kv_length, layer, slots, block):
         # The last tile is shifted back to stay inside; keys it repeats are masked out.
         start = jnp.minimum(j * block, capacity - block)
         column = start + jnp.arange(block)
-        visible = (column[None, None, :] <= positions[:, :, None]) & (column >= j * block)[None, None]
+        visible = (column[None, None, :] <= positions[:, :, None]) & (column >= j * block)[
+            None, None
+        ]
         return _accumulate(carry, grouped, read(k, start), read(v, start), visible)
 
     tiles = (jnp.max(kv_length) + block - 1) // block

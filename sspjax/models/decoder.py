@@ -34,20 +34,27 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = config
 
-        def normal(*shape: int, axes: Axes) -> nnx.Param:
-            value = 0.02 * jax.random.normal(rngs.params(), shape, jnp.float32)
+        def normal(*shape: int, axes: Axes, inputs: int) -> nnx.Param:
+            """Variance 1 / inputs, which keeps the scale of what goes through at any width."""
+            value = inputs**-0.5 * jax.random.normal(rngs.params(), shape, jnp.float32)
             return nnx.Param(value, axes=axes)
 
         def constant(value: float, *shape: int, axes: Axes) -> nnx.Param:
             return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
 
         n, d, h = c.layers, c.width, c.head_dim
-        self.embedding = normal(c.vocab_size, d, axes=("vocab", "embed"))
+        self.embedding = normal(c.vocab_size, d, axes=("vocab", "embed"), inputs=d)
         self.attention_norm = constant(1.0, n, d, axes=("layers", None))
-        self.q = normal(n, d, c.heads, h, axes=("layers", "embed", "heads", "head_dim"))
-        self.k = normal(n, d, c.kv_heads, h, axes=("layers", "embed", "kv_heads", "head_dim"))
-        self.v = normal(n, d, c.kv_heads, h, axes=("layers", "embed", "kv_heads", "head_dim"))
-        self.o = normal(n, c.heads, h, d, axes=("layers", "heads", "head_dim", "embed"))
+        self.q = normal(n, d, c.heads, h, axes=("layers", "embed", "heads", "head_dim"), inputs=d)
+        self.k = normal(
+            n, d, c.kv_heads, h, axes=("layers", "embed", "kv_heads", "head_dim"), inputs=d
+        )
+        self.v = normal(
+            n, d, c.kv_heads, h, axes=("layers", "embed", "kv_heads", "head_dim"), inputs=d
+        )
+        self.o = normal(
+            n, c.heads, h, d, axes=("layers", "heads", "head_dim", "embed"), inputs=c.heads * h
+        )
         if c.qkv_bias:
             self.q_bias = constant(0.0, n, c.heads, h, axes=("layers", "heads", "head_dim"))
             self.k_bias = constant(0.0, n, c.kv_heads, h, axes=("layers", "kv_heads", "head_dim"))
@@ -56,12 +63,12 @@ class Decoder(nnx.Module):
             self.q_norm = constant(1.0, n, h, axes=("layers", None))
             self.k_norm = constant(1.0, n, h, axes=("layers", None))
         self.mlp_norm = constant(1.0, n, d, axes=("layers", None))
-        self.gate = normal(n, d, c.mlp, axes=("layers", "embed", "mlp"))
-        self.up = normal(n, d, c.mlp, axes=("layers", "embed", "mlp"))
-        self.down = normal(n, c.mlp, d, axes=("layers", "mlp", "embed"))
+        self.gate = normal(n, d, c.mlp, axes=("layers", "embed", "mlp"), inputs=d)
+        self.up = normal(n, d, c.mlp, axes=("layers", "embed", "mlp"), inputs=d)
+        self.down = normal(n, c.mlp, d, axes=("layers", "mlp", "embed"), inputs=c.mlp)
         self.final_norm = constant(1.0, d, axes=(None,))
         if not c.tied:
-            self.head = normal(d, c.vocab_size, axes=("embed", "vocab"))
+            self.head = normal(d, c.vocab_size, axes=("embed", "vocab"), inputs=d)
 
 
 NOT_STACKED = ("embedding", "final_norm", "head")

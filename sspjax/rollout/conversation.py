@@ -18,16 +18,13 @@ import numpy as np
 
 from sspjax.rollout.acts import parse_act
 from sspjax.rollout.engine import Engine, Sampling, stream_key
-from sspjax.rollout.prompts import PromptSet, observation_turn
+from sspjax.rollout.prompts import PromptSet, observation_turn, smallest_observation
 from sspjax.rollout.stop import stop_bits
 from sspjax.rollout.tokenizer import Tokenizer
 from sspjax.tools.tool import Observation, Tool
 from sspjax.types import Act, Params, Prompt, Stop, Trajectory, Turn
 
 TERMINAL = {Act.ANSWER: Stop.ANSWER, Act.QUESTION: Stop.QUESTION}
-MIN_OBSERVATION = 8
-"""Tokens below which an observation is not worth showing: the response is over (Stop.LENGTH)."""
-
 Watch = Callable[[str, Turn], None]
 """Called with (trajectory uid, turn) as turns are finished."""
 
@@ -130,6 +127,7 @@ class _Loop:
         self.threads: ThreadPoolExecutor = owner._threads
         self.params, self.rules = params, rules
         self.randomness, self.policy_step, self.watch = randomness, policy_step, watch
+        self.smallest = smallest_observation(self.prompt_set, self.tokenizer)
         self.allowed = (*rules.tools, rules.final)
         self.stops = stop_bits(self.allowed)
         self.queue: collections.deque[_Episode] = collections.deque()
@@ -229,12 +227,12 @@ class _Loop:
         if act in TERMINAL:
             self._end(slot, TERMINAL[act])
         elif act is Act.NONE:
-            cut = len(ids) and int(ids[-1]) != self.tokenizer.eos_id
+            cut = len(ids) and int(ids[-1]) not in self.tokenizer.end_ids
             spent = episode.spent >= self.rules.response_tokens
             self._end(slot, Stop.LENGTH if cut and spent else Stop.NO_ACTION)
         elif episode.generations >= self.rules.max_turns:
             self._end(slot, Stop.TURNS)
-        elif self._room(episode) < MIN_OBSERVATION:
+        elif self._room(episode) < self.smallest:
             self._end(slot, Stop.LENGTH)
         else:
             return _Call(slot, act, argument)
@@ -257,9 +255,7 @@ class _Loop:
         """Takes the tool answers that are there; waits for them where nothing else can go on."""
         must_wait = self.deterministic or not self.engine.active.any()
         ready, self.running = (
-            (self.running, [])
-            if must_wait
-            else _split(self.running, lambda entry: entry[1].done())
+            (self.running, []) if must_wait else _split(self.running, lambda entry: entry[1].done())
         )
         observations: dict[int, np.ndarray] = {}
         for calls, future in ready:

@@ -91,7 +91,9 @@ def stream_key(*parts: object) -> np.ndarray:
 class Engine:
     """Slots, their caches, and the programs over them. One per island."""
 
-    def __init__(self, model: Model, shape: EngineShape, automaton: Automaton, eos_id: int):
+    def __init__(
+        self, model: Model, shape: EngineShape, automaton: Automaton, end_ids: tuple[int, ...]
+    ):
         ways = model.layout.ways("slots")
         if shape.slots % ways or shape.rows % ways:
             raise ConfigError(
@@ -108,7 +110,7 @@ class Engine:
         self._extend = jax.jit(functools.partial(_extend, **statics), donate_argnums=1)
         self._copy = jax.jit(functools.partial(_copy, **statics), donate_argnums=0)
         self._decode = jax.jit(
-            functools.partial(_decode, eos_id=eos_id, **statics), donate_argnums=1
+            functools.partial(_decode, end_ids=end_ids, **statics), donate_argnums=1
         )
 
     @property
@@ -134,9 +136,7 @@ class Engine:
             self._cache = self._copy(self._cache, source, target)
         self.counts.copied += sum(lengths)
 
-    def start(
-        self, slot: int, prompt: np.ndarray, stream: np.ndarray, sampling: Sampling
-    ) -> None:
+    def start(self, slot: int, prompt: np.ndarray, stream: np.ndarray, sampling: Sampling) -> None:
         """Begins a trajectory in a slot whose cache already starts with the prompt."""
         s = self._state
         s.length[slot] = len(prompt) - 1
@@ -241,7 +241,7 @@ def _copy(cache: Cache, source, target, *, model: Model, shape: EngineShape) -> 
 
 def _decode(
     params, cache, state: SlotState, table, completed, threshold, *, model: Model,
-    shape: EngineShape, eos_id: int,
+    shape: EngineShape, end_ids: tuple[int, ...],
 ):  # fmt: skip
     """The sampling loop; returns the cache, the vectors that changed, and what was sampled."""
     entered = state.active
@@ -271,7 +271,8 @@ def _decode(
         bit = jax.lax.shift_right_logical(state.stops, jnp.maximum(tag, 0).astype(jnp.uint32))
         ends = (tag >= 0) & ((bit & jnp.uint32(1)) == 1)
         budget = state.budget - one
-        going = active & ~ends & (token != eos_id) & (budget > 0)
+        ended = jnp.isin(token, jnp.array(end_ids, jnp.int32))
+        going = active & ~ends & ~ended & (budget > 0)
 
         def column(x, value):
             value = jnp.where(active, value, jnp.zeros_like(value))

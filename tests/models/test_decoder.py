@@ -163,7 +163,7 @@ def test_cache_is_updated_in_place():
     bytes_of_cache = sum(x.size * 4 for x in jax.tree.leaves(cache))
 
     def decode(*arguments):
-        return _decode(*arguments, model=model, shape=shape, eos_id=0)
+        return _decode(*arguments, model=model, shape=shape, end_ids=(0,))
 
     program = jax.jit(decode, donate_argnums=1)
     compiled = program.lower(params, cache, _idle(8), table, completed, threshold).compile()

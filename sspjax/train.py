@@ -1,0 +1,520 @@
+"""Search self-play, top to bottom.
+
+    python -m sspjax.train --config=configs/tiny.py --workdir=runs/tiny [--config.batch=32] [--force]
+
+Run again with the same workdir, it resumes. `self_play_step` is the algorithm (SSP, arXiv
+2510.18821, algorithm 1); what differs between systems is configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.console
+
+from sspjax import processes, warm_start
+from sspjax.checkpoint import Checkpoints
+from sspjax.command_line import load_config, parse, parser, run
+from sspjax.config import RunConfig
+from sspjax.data.answers import read_answers
+from sspjax.data.miniwiki import load_graph, make_world, write_world
+from sspjax.data.oracle import Oracle
+from sspjax.evaluate import Examiner, benchmarks, examine, metrics_row
+from sspjax.learner.advantages import ADVANTAGES
+from sspjax.mesh import train_layout
+from sspjax.metrics import (
+    CompileCounter,
+    MetricsWriter,
+    Progress,
+    Timers,
+    TrajectoryWriter,
+    records,
+    start_logging,
+    truth_metrics,
+)
+from sspjax.models.presets import DecoderConfig, preset
+from sspjax.players import Players
+from sspjax.retrieval.client import InProcessRetriever, make_retriever, open_retriever
+from sspjax.retrieval.corpus import Corpus, read_corpus
+from sspjax.rollout.prompts import (
+    PROMPTS,
+    PromptTooLong,
+    proposer_prompt,
+    reader_prompt,
+    solver_prompt,
+)
+from sspjax.rollout.tokenizer import Tokenizer, load_tokenizer
+from sspjax.self_play.board import SHORTFALL, Board
+from sspjax.self_play.counts import step_counts
+from sspjax.self_play.filters import first_failure
+from sspjax.self_play.judge import JUDGES, judge_groups
+from sspjax.self_play.memory import host_state_from_json, host_state_to_json
+from sspjax.self_play.questions import parse_question
+from sspjax.self_play.replay import after_step, remember
+from sspjax.self_play.rewards import Reward, reward_proposals, reward_rollouts
+from sspjax.self_play.seeds import SEED_SOURCES, SeedSource
+from sspjax.self_play.verify import verify
+from sspjax.trainer import Trainer
+from sspjax.types import (
+    Document,
+    Example,
+    Group,
+    HostState,
+    Params,
+    Prompt,
+    Proposal,
+    Question,
+    Reason,
+    Role,
+    Seed,
+    Trajectory,
+    TrainState,
+)
+from sspjax.workdir import Workdir
+
+log = logging.getLogger(__name__)
+
+# ==================================================================================================
+# One step
+# ==================================================================================================
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Game:
+    """Everything a step needs of the world; built once, changes nothing of the result."""
+
+    config: RunConfig
+    seeds: SeedSource
+    tokenizer: Tokenizer
+    players: Players
+    trainer: Trainer
+    reference: Mapping[str, Params]
+    """Frozen start of every policy that has a KL term."""
+    timers: Timers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One self-play step: the next state, and what happened."""
+
+    state: TrainState
+    host: HostState
+    proposals: tuple[Proposal, ...]
+    readings: tuple[Trajectory, ...]
+    groups: tuple[Group, ...]
+    examples: tuple[Example, ...]
+    row: dict[str, float]
+
+
+def self_play_step(game: Game, state: TrainState, host: HostState, step: int) -> StepResult:
+    """(state, host) -> (state, host), and the record of it. Donates `state`."""
+    c, players, time = game.config, game.players, game.timers.measure
+    randomness = (c.seed, host.attempt, step)
+    judge = JUDGES[c.judge.kind]
+
+    # 1. Seeds: known answers.
+    seeds, cursor = game.seeds.take(host.seed_cursor, c.batch)
+
+    # 2. The proposer searches and asks.
+    with time("gen/proposer"):
+        players.load(state, step)
+        prompts = [propose(game, s) for s in seeds for _ in range(c.proposer.group_size)]
+        drafts = players.play(Role.PROPOSER, prompts, randomness=randomness)
+
+    # 3. Its question, and 4. the rule filters: cheapest first, one reason.
+    proposals = [examined(game, draft) for draft in drafts]
+
+    # 5. Verification: answerable from the proposer's own evidence, hidden among noise.
+    with time("gen/verify"):
+        verification = verify(
+            proposals,
+            c.verify,
+            stream=lambda name: stream(randomness, name),
+            reader_prompt=lambda q, documents, group: read(game, q, documents, group),
+            read=lambda prompts: players.play(Role.READER, prompts, randomness=randomness),
+            judge=judge,
+        )
+    proposals = verification.proposals
+
+    # 6. The board: rejected places are filled from replay, or stay empty.
+    fill = SHORTFALL[c.shortfall.strategy]
+    board: Board = fill(
+        proposals, host.replay, stream(randomness, "board"), c.shortfall.max_success
+    )
+
+    # 7. Every question on the board is played by a group of solvers, and 8. judged.
+    with time("gen/solver"):
+        n = c.solver.group_size
+        prompts = [p for q in board.questions for p in [solve(game, q)] * n]
+        rollouts = players.play(Role.SOLVER, prompts, randomness=randomness)
+    with time("judge"):
+        tries = [rollouts[i * n : (i + 1) * n] for i in range(len(board.questions))]
+        groups = judge_groups(board.questions, tries, judge)
+
+    # 9. Rewards, and advantages within groups.
+    proposer_rewards = reward_proposals(proposals, groups, c.proposer.rewards)
+    solver_rewards = [reward_rollouts(g, c.solver.rewards) for g in groups]
+    by_seed = chunked(proposer_rewards, c.proposer.group_size)
+    examples = {
+        Role.PROPOSER: credit(c.proposer.estimator, c.proposer.std, by_seed, drafts),
+        Role.SOLVER: credit(c.solver.estimator, c.solver.std, solver_rewards, rollouts),
+    }
+
+    # 10. Pack and update: both roles, every policy, one compiled program.
+    with time("update_actor"):
+        state, learnt = game.trainer.update(state, examples, game.reference, step)
+
+    # 11. What the host remembers.
+    replay = remember(host.replay, board.new(groups), step)
+    replay = after_step(replay, step, clear_every=c.shortfall.clear_every, keep=c.shortfall.keep)
+    counts = step_counts(
+        proposals=proposals,
+        verification=verification.counts,
+        board=board,
+        groups=groups,
+        proposer_rewards=proposer_rewards,
+        solver_rewards=solver_rewards,
+    )
+    return StepResult(
+        state=state,
+        host=dataclasses.replace(host, seed_cursor=cursor, replay=replay),
+        proposals=proposals,
+        readings=verification.readings,
+        groups=groups,
+        examples=(*examples[Role.PROPOSER], *examples[Role.SOLVER]),
+        row={**counts, **learnt},
+    )
+
+
+def propose(game: Game, seed: Seed) -> Prompt:
+    """The proposer's prompt about a seed; rollouts of one seed are one group."""
+    c = game.config
+    return proposer_prompt(
+        PROMPTS[c.model.prompts], game.tokenizer, seed, seed.uid, c.proposer.prompt_tokens
+    )
+
+
+def solve(game: Game, question: Question) -> Prompt:
+    """The solver's prompt about a question; rollouts of one question are one group."""
+    c = game.config
+    return solver_prompt(
+        PROMPTS[c.model.prompts], game.tokenizer, question, question.uid, c.solver.prompt_tokens
+    )
+
+
+def read(game: Game, question: Question, documents: Sequence[Document], group: str) -> Prompt:
+    """The reader's prompt, of any length: `verify` holds it to the budget."""
+    c = game.config
+    prompt = reader_prompt(
+        PROMPTS[c.model.prompts], game.tokenizer, question, documents, group, UNLIMITED
+    )
+    assert prompt is not None
+    return prompt
+
+
+UNLIMITED = 1 << 40
+
+
+def examined(game: Game, draft: Trajectory) -> Proposal:
+    """The question in a trajectory, with the first rule it breaks."""
+    c = game.config
+    question = parse_question(draft)
+    reason = first_failure(draft, question, c.filters, c.proposer)
+    if question is not None and reason is None:
+        try:
+            solve(game, question)
+        except PromptTooLong:
+            reason = Reason.TOO_LONG
+    return Proposal(trajectory=draft, question=question, reason=reason)
+
+
+def credit(
+    estimator: str,
+    std: str,
+    rewards: Sequence[Sequence[Reward]],
+    trajectories: Sequence[Trajectory],
+) -> list[Example]:
+    """Rewards of groups to examples; what was not paid is left out of statistics and loss."""
+    advantages = ADVANTAGES[estimator]([[r.value for r in group] for group in rewards], std)
+    flat = zip(
+        (r for group in rewards for r in group),
+        (a for group in advantages for a in group),
+        trajectories,
+        strict=True,
+    )
+    return [
+        Example(trajectory=trajectory, reward=r.value, advantage=a, terms=r.terms)
+        for r, a, trajectory in flat
+        if r.value is not None and a is not None
+    ]
+
+
+def stream(randomness: Sequence[object], name: str) -> random.Random:
+    """A host random stream of its own for everything that is drawn."""
+    return random.Random("/".join(map(str, (*randomness, name))))
+
+
+def chunked(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+# ==================================================================================================
+# Build: from a config to the game's collaborators
+# ==================================================================================================
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What every command needs of a run: its language, its passages, its policy's shape."""
+
+    config: RunConfig
+    workdir: Workdir
+    retriever: InProcessRetriever
+    tokenizer: Tokenizer
+    decoder: DecoderConfig
+    trainer: Trainer
+    players: Players
+
+    @property
+    def examiner(self) -> Examiner:
+        return Examiner(
+            config=self.config,
+            players=self.players,
+            tokenizer=self.tokenizer,
+            retriever=self.retriever,
+        )
+
+
+def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
+    """Builds world, retriever, tokenizer, trainer and players; claims the workdir."""
+    workdir = Workdir(Path(root))
+    make_own_world(config, workdir)
+    corpus = read_corpus(config.retrieval.corpus or workdir.world / "corpus.jsonl.gz")
+    retriever = retrieve(config, corpus)
+    workdir.claim(
+        config,
+        {"corpus": corpus.content_hash, "index": retriever.index.hash},
+        force=force,
+    )
+    tokenizer = own_tokenizer(config, workdir, corpus)
+    decoder = preset(config.model.preset, config.model.vocab_size)
+    layout = train_layout(config.mesh)
+    return Setup(
+        config=config,
+        workdir=workdir,
+        retriever=retriever,
+        tokenizer=tokenizer,
+        decoder=decoder,
+        trainer=Trainer(config, decoder, layout),
+        players=Players(config, decoder, layout, tokenizer, retriever),
+    )
+
+
+def make_own_world(config: RunConfig, workdir: Workdir) -> None:
+    """The mini-encyclopaedia of the run's seed, once."""
+    if config.world.kind == "miniwiki" and not (workdir.world / "answers.jsonl").exists():
+        if processes.is_main():
+            world = make_world(
+                config.seed,
+                config.world.entities,
+                held_out=config.world.held_out,
+                hops=config.world.hops,
+            )
+            write_world(world, workdir.world, count=config.world.questions)
+        processes.barrier("world made")
+
+
+def retrieve(config: RunConfig, corpus: Corpus) -> InProcessRetriever:
+    """A retriever over the corpus: the given index, or exact search made at start."""
+    own = config.retrieval
+    if own.index:
+        return open_retriever(corpus, own.index, encoder=own.encoder)
+    return make_retriever(corpus, encoder=own.encoder)
+
+
+def own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> Tokenizer:
+    """The run's tokenizer: saved in the workdir, given, or trained on the worlds."""
+    if not workdir.tokenizer.exists() and processes.is_main():
+        given = config.model.tokenizer or config.model.weights
+        tokenizer = (
+            load_tokenizer(given)
+            if given
+            else warm_start.train_world_tokenizer(config, list(corpus))
+        )
+        tokenizer.save(workdir.tokenizer)
+    processes.barrier("tokenizer saved")
+    return load_tokenizer(workdir.tokenizer)
+
+
+def own_seeds(config: RunConfig, workdir: Workdir) -> SeedSource:
+    """The answers the proposer starts from."""
+    pool = read_answers(config.seeds.path or workdir.world / "answers.jsonl")
+    return SEED_SOURCES[config.seeds.kind](pool, config.seed)
+
+
+# ==================================================================================================
+# The run
+# ==================================================================================================
+
+
+def train(config: RunConfig, root: str | Path, *, force: bool = False) -> None:
+    """Warm start if asked for, then self-play to `config.steps`; resumes by itself."""
+    processes.initialize()
+    console = start_logging(main=processes.is_main())
+    setup = build(config, root, force=force)
+    seeds = own_seeds(config, setup.workdir)
+    questions = benchmarks(config, setup.workdir.world)
+    checkpoints = Checkpoints(setup.workdir.checkpoints("self_play"), config.checkpoint.keep)
+    with checkpoints, CompileCounter() as compiles:
+        state, host, step = start_or_resume(setup, checkpoints, console)
+        game = Game(
+            config=config,
+            seeds=seeds,
+            tokenizer=setup.tokenizer,
+            players=setup.players,
+            trainer=setup.trainer,
+            reference=own_reference(setup, state),
+            timers=Timers(),
+        )
+        self_play(game, setup, state, host, step, questions, checkpoints, compiles, console)
+
+
+def start_or_resume(
+    setup: Setup, checkpoints: Checkpoints, console: rich.console.Console
+) -> tuple[TrainState, HostState, int]:
+    """The last complete checkpoint of self-play, or the state that self-play starts from."""
+    latest = checkpoints.latest()
+    if latest is not None:
+        state, host = checkpoints.restore(latest, setup.trainer.abstract())
+        log.info("resumed at step %d", latest)
+        return state, host_state_from_json(host), latest
+    if setup.config.warm_start.steps:
+        state = warm_start.run(setup.config, setup.workdir, setup.trainer, setup.tokenizer, console)
+        state = setup.trainer.reset_optimizer(state)
+    else:
+        state = setup.trainer.fresh()
+    return state, HostState(), 0
+
+
+def own_reference(setup: Setup, state: TrainState) -> dict[str, Params]:
+    """The frozen start of every policy, saved once; none where there is no KL term."""
+    if not setup.trainer.needs_reference:
+        return {}
+    with Checkpoints(setup.workdir.checkpoints("reference"), 1) as saved:
+        if saved.latest() is not None:
+            return saved.restore(0, setup.trainer.abstract_reference())[0]
+        reference = setup.trainer.reference(state)
+        saved.save(0, reference, {})
+    return reference
+
+
+def self_play(
+    game: Game,
+    setup: Setup,
+    state: TrainState,
+    host: HostState,
+    done: int,
+    questions: Mapping[str, Sequence[Question]],
+    checkpoints: Checkpoints,
+    compiles: CompileCounter,
+    console: rich.console.Console,
+) -> None:
+    """Steps `done + 1` to `config.steps`: play, learn, measure, write, checkpoint."""
+    c, root, main = game.config, setup.workdir.root, processes.is_main()
+    oracle = own_oracle(c, setup.workdir)
+    writer = MetricsWriter(root, active=main)
+    trajectories = TrajectoryWriter(root, active=main)
+    writer.cut(done, host.last_row)
+    trajectories.cut(done)
+    if checkpoints.latest() is None:
+        row = evaluation(setup, state, questions, 0)
+        host = dataclasses.replace(host, last_row=row)
+        writer.write(0, row)
+        checkpoints.save(0, state, host_state_to_json(host))
+    progress = Progress("self-play", c.steps, console=console, done=done)
+    for step in range(done + 1, c.steps + 1):
+        compiles.take()
+        with game.timers.measure("step"):
+            result = self_play_step(game, state, host, step)
+        state = result.state
+        row = {**result.row, **truth_metrics(oracle, result.proposals)} if oracle else result.row
+        row |= work_metrics(game, compiles)
+        if c.eval.every and step % c.eval.every == 0:
+            row |= evaluation(setup, state, questions, step)
+        host = dataclasses.replace(result.host, last_row=row)
+        checkpoints.poll()
+        writer.write(step, row)
+        if c.save_trajectories and step % c.save_trajectories == 0:
+            trajectories.write(
+                step, records(result.proposals, result.groups, result.examples, result.readings)
+            )
+        if step % c.checkpoint.every == 0 or step == c.steps:
+            checkpoints.save(step, state, host_state_to_json(host))
+        progress.update(step, row["solver/success_rate"])
+    progress.close()
+    writer.close()
+
+
+def own_oracle(config: RunConfig, workdir: Workdir) -> Oracle | None:
+    """Knows what is true in a mini-encyclopaedia; asked for metrics only."""
+    return Oracle(load_graph(workdir.world)) if config.world.kind == "miniwiki" else None
+
+
+def evaluation(
+    setup: Setup, state: TrainState, questions: Mapping[str, Sequence[Question]], step: int
+) -> dict[str, float]:
+    """`eval/*` of the state after `step`, with the programs of the rollouts."""
+    if not questions:
+        return {}
+    own = setup.config.eval
+    setup.players.load(state, step)
+    summary, _ = examine(
+        setup.examiner,
+        questions,
+        mode=own.mode,
+        temperature=own.temperature,
+        samples=own.samples,
+        randomness=(setup.config.seed, "evaluation", step),
+    )
+    setup.players.take_work()
+    return metrics_row(summary)
+
+
+def work_metrics(game: Game, compiles: CompileCounter) -> dict[str, float]:
+    """Times and amounts of work of one step, on this process."""
+    work = game.players.take_work()
+    timings = game.timers.take()
+    gen = sum(seconds for name, seconds in timings.items() if "/gen/" in name)
+    counts = work.counts
+    return {
+        **timings,
+        "timing_s/gen": gen,
+        "timing_s/retrieval": work.tool_seconds,
+        "timing_s/retrieval_exposed": work.exposed_seconds,
+        "perf/compiles": compiles.take(),
+        "perf/generated_tokens_per_s": counts.generated / gen if gen else 0.0,
+        "perf/generated_tokens": counts.generated,
+        "perf/prefill_tokens": counts.prefilled,
+        "perf/copied_tokens": counts.copied,
+        "perf/decode_slots_busy": counts.generated / counts.slot_steps
+        if counts.slot_steps
+        else 0.0,
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--config", required=True, help="a Python file with get_config()")
+    arguments.add_argument("--workdir", required=True, help="where the run lives")
+    arguments.add_argument("--force", action="store_true", help="go on with another config")
+    options, overrides = parse(arguments, argv)
+    train(load_config(options.config, overrides), options.workdir, force=options.force)
+
+
+if __name__ == "__main__":
+    run(main)

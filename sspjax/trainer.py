@@ -1,0 +1,162 @@
+"""The trained policies on the global mesh: made, updated, and described for checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sspjax.config import RunConfig
+from sspjax.demonstrations import turn_weight
+from sspjax.islands import sharded
+from sspjax.learner.loss import PolicyModel
+from sspjax.learner.optimizer import learning_rate, make_optimizer
+from sspjax.learner.pack import pack, pack_demonstrations, role_spans, update_shape
+from sspjax.learner.scoring import make_reference_logprobs
+from sspjax.learner.state import (
+    init_state,
+    loss_constants,
+    policy_names,
+    reset_optimizer,
+    state_shardings,
+)
+from sspjax.learner.update import make_update
+from sspjax.mesh import Layout
+from sspjax.models.decoder import Model, init_params, parameter_shardings
+from sspjax.models.presets import DecoderConfig
+from sspjax.types import Example, Params, Role, Trajectory, TrainState, UpdateBatch
+
+Row = dict[str, float]
+
+
+class Trainer:
+    """Packs what was played, places it on the mesh, and runs the one update program."""
+
+    def __init__(self, config: RunConfig, decoder: DecoderConfig, layout: Layout):
+        self.config = config
+        self.layout = layout
+        model = Model(
+            decoder,
+            layout,
+            jnp.dtype(config.model.dtype),
+            block=config.model.attention_block,
+            remat=config.model.remat,
+        )
+        policy_model = PolicyModel(model.hidden, model.unembed)
+        self._decoder = decoder
+        self._names = policy_names(config)
+        self._optimizer = make_optimizer(config.learner)
+        self._params_shardings = parameter_shardings(decoder, layout)
+        self._shardings = state_shardings(
+            self._params_shardings, self._optimizer, self._names, layout.mesh
+        )
+        ways = layout.ways("batch")
+        self._shapes = {n: update_shape(config, n, batch_devices=ways) for n in self._names}
+        batch_sharding = layout.sharding(("micro", "batch", "length"), (1, ways, 1))
+        self._update = make_update(
+            policy_model,
+            self._optimizer,
+            config,
+            shardings=self._shardings,
+            batch_sharding=batch_sharding,
+        )
+        self._reference = make_reference_logprobs(
+            policy_model, config, batch_sharding=batch_sharding
+        )
+        self._constants = loss_constants(config)
+
+    @property
+    def needs_reference(self) -> bool:
+        """A policy without KL holds no reference."""
+        return self.config.learner.kl > 0
+
+    def fresh(self) -> TrainState:
+        """Randomly initialised parameters, made sharded."""
+        key = jax.random.key(self.config.seed)
+        init = lambda key: init_params(self._decoder, key)  # noqa: E731
+        return init_state(init, self._optimizer, self._names, key, self._shardings)
+
+    def abstract(self) -> TrainState:
+        """Shapes and shardings of a state, for restoring into."""
+        init = lambda key: init_params(self._decoder, key)  # noqa: E731
+        shapes = jax.eval_shape(
+            lambda key: init_state(init, self._optimizer, self._names, key), jax.random.key(0)
+        )
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings
+        )
+
+    def reset_optimizer(self, state: TrainState) -> TrainState:
+        """The same parameters at step 0: the warm start hands over. Donates `state`."""
+        return reset_optimizer(state, self._optimizer, self._shardings)
+
+    def reference(self, state: TrainState) -> dict[str, Params]:
+        """Frozen copies of every policy's parameters, in the model's dtype."""
+        dtype = jnp.dtype(self.config.model.dtype)
+        copy = jax.jit(
+            lambda p: jax.tree.map(lambda x: x.astype(dtype), p),
+            out_shardings=self._params_shardings,
+        )
+        return {name: copy(policy.params) for name, policy in state.policies.items()}
+
+    def abstract_reference(self) -> dict[str, Params]:
+        """Shapes and shardings of `reference`, for restoring into."""
+        dtype = jnp.dtype(self.config.model.dtype)
+        return {
+            name: jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), policy.params
+            )
+            for name, policy in self.abstract().policies.items()
+        }
+
+    def update(
+        self,
+        state: TrainState,
+        examples: Mapping[Role, Sequence[Example]],
+        reference: Mapping[str, Params],
+        step: int,
+    ) -> tuple[TrainState, Row]:
+        """One self-play step's optimizer steps, all roles and policies. Donates `state`."""
+        batches = {}
+        for name in self._names:
+            own = {span.role: examples[span.role] for span in role_spans(self.config, name)}
+            batches[name] = self._placed(pack(own, self.config, self._shapes[name]))
+            if name in reference:
+                batches[name] = self._reference(reference[name], batches[name], self._constants)
+        return self._run(state, batches, learning_rate(self.config.learner, step))
+
+    def teach(
+        self, state: TrainState, demonstrations: Sequence[Trajectory], rate: float
+    ) -> tuple[TrainState, Row]:
+        """One warm-start step: every policy learns every role's demonstrations by likelihood."""
+        weight = turn_weight(self.config.warm_start)
+        batches = {
+            name: self._placed(
+                pack_demonstrations(demonstrations, self._shapes[name], turn_weight=weight)
+            )
+            for name in self._names
+        }
+        return self._run(state, batches, rate)
+
+    def _run(
+        self, state: TrainState, batches: Mapping[str, UpdateBatch], rate: float
+    ) -> tuple[TrainState, Row]:
+        state, metrics = self._update(state, batches, self._constants, np.float32(rate))
+        return state, {name: float(x) for name, x in jax.device_get(metrics).items()}
+
+    def _placed(self, batch: UpdateBatch) -> UpdateBatch:
+        """The host batch, which every process packed alike, as global arrays."""
+        axes: dict[str, Any] = {"micro_stop": (None,)}
+        return UpdateBatch(
+            **{
+                field.name: sharded(
+                    self.layout, x, axes.get(field.name, ("micro", "batch", "length"))
+                )
+                for field in dataclasses.fields(UpdateBatch)
+                for x in [vars(batch)[field.name]]
+            }
+        )

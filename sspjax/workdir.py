@@ -1,0 +1,96 @@
+"""The workdir: what a run was started with, and what it may be resumed with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sspjax import __version__, processes
+from sspjax.command_line import UserError
+from sspjax.config import RunConfig, config_hash, to_dict
+
+FREE = frozenset({"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout"})
+"""Groups and keys that may change between sessions: none of them changes what a step samples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+    """Paths of a run's files."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
+
+    @property
+    def world(self) -> Path:
+        return self.root / "world"
+
+    def checkpoints(self, phase: str) -> Path:
+        """Folder of a phase: `warm_start`, `self_play` or `reference`."""
+        return self.root / "checkpoints" / phase
+
+    def claim(self, config: RunConfig, content: Mapping[str, str], *, force: bool) -> None:
+        """Records config and content hashes (corpus, index); refuses a workdir of another run.
+
+        Raises UserError naming what differs; `force` records the new values instead.
+        """
+        new = {
+            "version": __version__,
+            "config": to_dict(config),
+            "config_hash": config_hash(config),
+            "content": dict(content),
+        }
+        if self.config.exists() and not force:
+            self._compare(json.loads(self.config.read_text()), new)
+        if processes.is_main():
+            self.root.mkdir(parents=True, exist_ok=True)
+            temporary = self.config.with_suffix(".tmp")
+            temporary.write_text(json.dumps(new, indent=2) + "\n")
+            temporary.replace(self.config)
+        processes.barrier("workdir claimed")
+
+    def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        found = [
+            f"config.{key} is {then!r} there and {now!r} now"
+            for key, then, now in _differences(old["config"], json.loads(json.dumps(new["config"])))
+            if key.split(".")[0] not in FREE
+        ]
+        found += [
+            f"{key} is {then} there and {now} now"
+            for key, then, now in _differences(old["content"], new["content"])
+        ]
+        if found:
+            more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+            raise UserError(
+                f"{self.root} belongs to another run: {'; '.join(found[:4])}{more}; use another "
+                "--workdir, the old values, or --force to go on with the new ones"
+            )
+
+
+def read_config(workdir: str | Path) -> dict[str, Any]:
+    """The config a workdir was started with, as plain dicts; UserError where there is none."""
+    path = Workdir(Path(workdir)).config
+    if not path.exists():
+        raise UserError(f"{path}: no such file; {workdir} is not the workdir of a run")
+    return json.loads(path.read_text())["config"]
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [(prefix, old, new)]
+    return [
+        difference
+        for key in sorted({*old, *new})
+        for difference in _differences(
+            old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key
+        )
+    ]
