@@ -45,7 +45,7 @@ class MetricsWriter:
     """Appends one flat JSON object a step to WORKDIR/NAME.jsonl, and to TensorBoard event files.
 
     A killed run leaves at worst half a last line and rows beyond its last checkpoint; `cut` removes
-    both, so call it with the checkpointed step (0 where there is none) before the first `write`.
+    both, so call it with the checkpointed step (-1 where there is none) before the first `write`.
     """
 
     def __init__(
