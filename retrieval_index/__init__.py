@@ -1,0 +1,1 @@
+"""From a corpus to an index: build it, measure it, ship it."""

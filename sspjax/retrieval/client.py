@@ -1,0 +1,151 @@
+"""Retrievers: queries in, passages out, behind one protocol wherever the index lives."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sspjax.retrieval.corpus import Corpus
+from sspjax.retrieval.encoder import Encoder, encode_corpus, encoder_kind, load_encoder
+from sspjax.retrieval.index import Index, IndexFolderError, build_index, load_index
+from sspjax.types import Document, noun
+
+Results = list[tuple[Document, ...] | None]
+"""One entry a query, in order. A tuple holds the passages, best first, and is empty where nothing
+matches; None means that this query's retrieval failed, after whatever retries there were. Never an
+error text, and never an empty tuple for a failure: agents must not learn from either."""
+
+
+class RetrievalError(RuntimeError):
+    """The retriever cannot serve at all: nothing that was asked has a result."""
+
+
+class Retriever(Protocol):
+    """Finds passages. Calls are pure reads: repeating one is safe, and threads may share one."""
+
+    def search(self, queries: Sequence[str], topk: int) -> Results:
+        """At most `topk` passages for each query; RetrievalError when none can be served."""
+        ...
+
+
+@noun
+class Hit:
+    """A passage with its score (the cosine of query and passage)."""
+
+    document: Document
+    score: float
+
+
+class InProcessRetriever:
+    """Searches an index in this process: one encoder call and one index call for a batch.
+
+    White space around and within queries is evened out, repeated queries are searched once, and
+    recent results are kept. Passages that score 0 or less have nothing in common with the query
+    and are left out; so an empty query, or one of unknown words, finds nothing.
+    """
+
+    def __init__(
+        self, corpus: Corpus, encoder: Encoder, index: Index, *, remember: int = 1 << 16
+    ) -> None:
+        """Raises IndexFolderError unless the index is this corpus's under this encoder.
+
+        `remember`: queries whose results are kept; forgetting them costs time, not results.
+        """
+        for what, expected, found in (
+            ("corpus", corpus.content_hash, index.corpus),
+            ("encoder", encoder.config(), index.encoder),
+        ):
+            if expected != found:
+                raise IndexFolderError(
+                    f"the index of another {what}: expected {expected}, found {found}; "
+                    f"build the index from this {what}"
+                )
+        self.corpus = corpus
+        self.encoder = encoder
+        self.index = index
+        self._recent = _Recent(remember)
+
+    def search(self, queries: Sequence[str], topk: int) -> Results:
+        return [tuple(hit.document for hit in hits) for hits in self.hits(queries, topk)]
+
+    def hits(self, queries: Sequence[str], topk: int) -> list[tuple[Hit, ...]]:
+        """The same with scores, best first; ValueError for topk below 1."""
+        if topk < 1:
+            raise ValueError(f"topk={topk}: expected at least 1")
+        wanted = [" ".join(query.split()) for query in queries]
+        known: dict[str, tuple[Hit, ...]] = {"": ()}
+        known |= self._recent.get([query for query in wanted if query], topk)
+        new = list(dict.fromkeys(query for query in wanted if query not in known))
+        if new:
+            rows, scores = self.index.search(self.encoder.encode_queries(new), topk)
+            found = {
+                query: tuple(
+                    Hit(document=self.corpus.document(row), score=score)
+                    for row, score in zip(*ranked, strict=True)
+                    if score > 0
+                )
+                for query, *ranked in zip(new, rows.tolist(), scores.tolist(), strict=True)
+            }
+            self._recent.put(found, topk)
+            known |= found
+        return [known[query] for query in wanted]
+
+
+def open_retriever(
+    corpus: Corpus, folder: str | Path, *, encoder: str, threads: int = 0
+) -> InProcessRetriever:
+    """Searches the index in a folder; `encoder` is the name the run expects it to have.
+
+    Raises IndexFolderError or EncoderError when the folder is damaged or belongs to another corpus
+    or encoder.
+    """
+    loaded = load_encoder(folder)
+    if loaded.name != encoder:
+        raise IndexFolderError(
+            f"{folder}: expected an index under encoder {encoder}, found {loaded.name}; set "
+            f"retrieval.encoder={loaded.name} or build the index with --encoder={encoder}"
+        )
+    index = load_index(folder, corpus=corpus.content_hash, encoder=loaded.config(), threads=threads)
+    return InProcessRetriever(corpus, loaded, index)
+
+
+def make_retriever(corpus: Corpus, *, encoder: str, threads: int = 0) -> InProcessRetriever:
+    """Encodes the corpus and searches it exactly, in memory: for corpora that fit a start-up."""
+    fitted = encoder_kind(encoder).fit(corpus)
+    index = build_index(
+        encode_corpus(fitted, corpus),
+        corpus=corpus.content_hash,
+        encoder=fitted.config(),
+        kind="exact",
+        threads=threads,
+    )
+    return InProcessRetriever(corpus, fitted, index)
+
+
+class _Recent:
+    """The results of the most recently asked queries, under a lock."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._results: OrderedDict[tuple[str, int], tuple[Hit, ...]] = OrderedDict()
+
+    def get(self, queries: Sequence[str], topk: int) -> dict[str, tuple[Hit, ...]]:
+        with self._lock:
+            found = {}
+            for query in queries:
+                if (query, topk) in self._results:
+                    self._results.move_to_end((query, topk))
+                    found[query] = self._results[query, topk]
+            return found
+
+    def put(self, results: dict[str, tuple[Hit, ...]], topk: int) -> None:
+        with self._lock:
+            for query, hits in results.items():
+                self._results[query, topk] = hits
+                self._results.move_to_end((query, topk))
+            while len(self._results) > self._size:
+                self._results.popitem(last=False)
