@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     c.model.preset = "tiny"
     c.model.prompts = "tiny"
     c.model.dtype = "float32"
-    c.model.vocab_size = 1536
+    c.model.vocab_size = 1152
     c.model.attention_block = 64
     c.model.remat = False
 

@@ -337,7 +337,9 @@ def _known(kind: Any, name: str, key: str, value: object) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ConfigError(f"config.{key}={value}: unknown key{hint}; known here: {', '.join(names)}")
+        raise ConfigError(
+            f"config.{key}={value}: unknown key{hint}; known here: {', '.join(names)}"
+        )
 
 
 def _freeze(kind: Any, values: dict[str, Any], prefix: str) -> Any:
@@ -421,7 +423,9 @@ def _cross_check(c: RunConfig) -> None:
     ):
         need(value >= low, f"config.{name}={value}: must be at least {low}")
     for name, role in (("proposer", c.proposer), ("solver", c.solver)):
-        need(role.group_size >= 1, f"config.{name}.group_size={role.group_size}: must be at least 1")
+        need(
+            role.group_size >= 1, f"config.{name}.group_size={role.group_size}: must be at least 1"
+        )
         need(role.max_turns >= 1, f"config.{name}.max_turns={role.max_turns}: must be at least 1")
         need(
             role.min_searches < role.max_turns,
@@ -447,6 +451,11 @@ def _cross_check(c: RunConfig) -> None:
             role.std == "none" or role.group_size > 1,
             f"config.{name}.std={role.std}: a group of one has no standard deviation; use none",
         )
+        need(
+            role.estimator != "raw" or role.std == "none",
+            f"config.{name}.std={role.std}: estimator=raw has no baseline to scale around; "
+            "use std=none or another estimator",
+        )
         longest = role.prompt_tokens + role.response_tokens
         need(
             longest <= c.learner.row_tokens,
@@ -461,6 +470,10 @@ def _cross_check(c: RunConfig) -> None:
         c.proposer.policy == c.solver.policy or c.learner.order != "joint",
         "config.learner.order=joint: needs one policy; "
         f"proposer.policy={c.proposer.policy}, solver.policy={c.solver.policy}",
+    )
+    need(
+        c.learner.dual_clip > 1,
+        f"config.learner.dual_clip={c.learner.dual_clip}: must be above 1, the ratio on policy",
     )
     need(0 <= c.shortfall.keep <= 1, f"config.shortfall.keep={c.shortfall.keep}: must be in 0..1")
     need(1 <= c.world.hops <= 4, f"config.world.hops={c.world.hops}: must be in 1..4")
@@ -500,6 +513,7 @@ def _cross_check(c: RunConfig) -> None:
         "config.seeds.path='': an answers file is needed where world.kind=none",
     )
     need(
-        c.world.kind == "miniwiki" or bool(c.retrieval.corpus or c.retrieval.index or c.retrieval.url),
+        c.world.kind == "miniwiki"
+        or bool(c.retrieval.corpus or c.retrieval.index or c.retrieval.url),
         "config.retrieval: corpus, index or url is needed where world.kind=none",
     )

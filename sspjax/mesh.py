@@ -102,7 +102,9 @@ def train_layout(config: MeshConfig, devices: Sequence[Any] | None = None) -> La
     return _layout(np.asarray(devices).reshape(sizes), ("data", "fsdp", "tensor"), TRAIN_RULES)
 
 
-def island_layout(config: MeshConfig, kv_heads: int, devices: Sequence[Any] | None = None) -> Layout:
+def island_layout(
+    config: MeshConfig, kv_heads: int, devices: Sequence[Any] | None = None
+) -> Layout:
     """This process's rollout mesh `slots x tensor` over its own devices."""
     devices = jax.local_devices() if devices is None else devices
     tensor = config.island_tensor or max(

@@ -1,7 +1,8 @@
 """Advantages: what each rollout is worth against its baseline, on the host, in float64.
 
 An estimator takes the rewards of a role as groups (rollouts of one prompt) and returns numbers of
-the same layout. None stands for a rollout that was not judged: it enters no statistic and gets None.
+the same layout. None stands for a rollout that was not judged: it enters no statistic and its
+advantage is None.
 
 Every estimator is (reward - baseline) / scale. The scale is 1 for `std="none"`, else the standard
 deviation of the same rewards the baseline was taken from, plus `EPSILON`.

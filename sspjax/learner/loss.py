@@ -164,9 +164,9 @@ def clipped(
     clip_high: jax.Array,
     dual_clip: jax.Array,
 ) -> Surrogate:
-    """PPO's clipped surrogate with asymmetric bounds (DAPO) and dual clip (arXiv 1912.09729), [R, L].
+    """PPO's clipped surrogate with asymmetric bounds (DAPO) and dual clip (arXiv 1912.09729).
 
-    max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0 at most -A dual_clip.
+    max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0 at most -A dual_clip. All [R, L].
     """
     log_ratio = jnp.clip(logprob - old_logprob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = jnp.exp(log_ratio)
@@ -210,7 +210,8 @@ class TokenSums(NamedTuple):
     tokens: jax.Array
     """Trained sampled tokens: what the unweighted sums below run over."""
     entropy: jax.Array
-    log_ratio: jax.Array
+    ppo_kl: jax.Array
+    """Old minus present log-probability, clipped as the ratio is."""
     clipped: jax.Array
     clipped_dual: jax.Array
     compared: jax.Array
@@ -267,7 +268,7 @@ def row_loss(
         forced_weight=by_role(rows.loss_weight, forced),
         tokens=by_role(ones, trained),
         entropy=by_role(entropy, trained),
-        log_ratio=by_role(terms.log_ratio, trained),
+        ppo_kl=by_role(-terms.log_ratio, trained),
         clipped=by_role(ones, trained & terms.clipped),
         clipped_dual=by_role(ones, trained & terms.clipped_dual),
         compared=by_role(ones, compared),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import optax
 
 from sspjax.config import LearnerConfig
+from sspjax.types import Params
 
 ADAM_EPSILON = 1e-8
 
@@ -17,11 +19,20 @@ def make_optimizer(learner: LearnerConfig) -> optax.GradientTransformation:
     biases too, as in verl and torch's AdamW. Moments have the dtype of the parameters.
     """
     clip = optax.clip_by_global_norm(learner.grad_clip) if learner.grad_clip else optax.identity()
-    return optax.chain(
+    chain = optax.chain(
         clip,
         optax.scale_by_adam(b1=learner.b1, b2=learner.b2, eps=ADAM_EPSILON),
         optax.add_decayed_weights(learner.weight_decay),
     )
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        # optax raises floats to integer counters, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            return chain.update(updates, state, params)
+
+    return optax.GradientTransformation(chain.init, update)
 
 
 def learning_rate(learner: LearnerConfig, step: int) -> float:

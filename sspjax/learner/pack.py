@@ -300,12 +300,12 @@ def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[in
 
 def _fill(minibatches: Sequence[Sequence[Segment]], shape: UpdateShape) -> UpdateBatch:
     rows: list[list[Segment]] = []
-    micro_stop = []
+    micro_stop: list[int] = []
     for segments in minibatches:
         for segment in segments:
             _check(segment, shape)
-        for row in _first_fit_decreasing([s.tokens for s in segments], shape.length):
-            rows.append([segments[i] for i in row])
+        filled = _first_fit_decreasing([s.tokens for s in segments], shape.length)
+        rows += [[segments[i] for i in row] for row in filled]
         # A minibatch starts on a micro-batch of its own; one without rows owns none.
         rows += [[]] * (-len(rows) % shape.rows)
         micro_stop.append(len(rows) // shape.rows)
@@ -322,7 +322,8 @@ def _fill(minibatches: Sequence[Sequence[Segment]], shape: UpdateShape) -> Updat
         for n, segment in enumerate(row, 1):
             _write({name: a[r, start:] for name, a in flat.items()}, segment, n)
             start += segment.tokens
-    return UpdateBatch(**arrays, micro_stop=np.array(micro_stop, np.int32))
+    arrays["micro_stop"] = np.array(micro_stop, np.int32)
+    return UpdateBatch(**arrays)
 
 
 def _check(segment: Segment, shape: UpdateShape) -> None:
@@ -355,7 +356,7 @@ DTYPES: Mapping[str, Any] = {
 """The [M, R, L] fields of an UpdateBatch."""
 
 
-def _empty(shape: UpdateShape) -> dict[str, np.ndarray]:
+def _empty(shape: UpdateShape) -> dict[str, Any]:
     size = (shape.micro_batches, shape.rows, shape.length)
     return {name: np.zeros(size, dtype) for name, dtype in DTYPES.items()}
 

@@ -69,7 +69,7 @@ def score_micro_batches(
 
 
 def row_chunk(logprob_chunk: int, batch: UpdateBatch, batch_sharding: NamedSharding | None) -> int:
-    """Positions of a row scored at a time, so that a device holds `logprob_chunk` rows of logits."""
+    """Positions of a row scored at a time, so that a device holds the logits of `logprob_chunk`."""
     shape = batch.tokens.shape
     local = shape if batch_sharding is None else batch_sharding.shard_shape(shape)
     return max(1, logprob_chunk // local[1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def reset_optimizer(
 ) -> TrainState:
     """The same parameters at step 0 with a fresh optimizer: the warm start hands over to self-play.
 
-    `state` is donated.
+    `state` is donated: what is not kept is freed.
     """
 
     def reset(state: TrainState) -> TrainState:
@@ -82,7 +82,7 @@ def state_shardings(
     `params`: a NamedSharding for each parameter. Optimizer moments lie like their parameters;
     counters are replicated.
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
     # The optimizer's structure follows from that of the parameters, whatever their shapes.
     scalars = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), params)
     opt_state = optax.tree_map_params(
@@ -102,25 +102,25 @@ def loss_constants(config: RunConfig) -> LossConstants:
     The temperature is the one a role samples at. A greedy role is never trained and the reader only
     learns from demonstrations, whatever it reads at: both stand at 1.
     """
-    learner, roles = config.learner, len(Role)
-    temperature = np.ones(roles, np.float32)
+    learner = config.learner
+    temperature = _for_roles(1.0)
     for role, own in ((Role.PROPOSER, config.proposer), (Role.SOLVER, config.solver)):
         temperature[role.value] = own.temperature or 1.0
-    fill = functools.partial(np.full, roles, dtype=np.float32)
     return LossConstants(
-        clip_low=fill(learner.clip_low),
-        clip_high=fill(learner.clip_high),
-        dual_clip=fill(learner.dual_clip),
-        entropy=fill(learner.entropy),
+        clip_low=_for_roles(learner.clip_low),
+        clip_high=_for_roles(learner.clip_high),
+        dual_clip=_for_roles(learner.dual_clip),
+        entropy=_for_roles(learner.entropy),
         temperature=temperature,
     )
 
 
-def _at_start(
-    params: Mapping[str, Params], optimizer: optax.GradientTransformation
-) -> TrainState:
+def _for_roles(value: float) -> Any:
+    return np.full(len(Role), value, np.float32)
+
+
+def _at_start(params: Mapping[str, Params], optimizer: optax.GradientTransformation) -> TrainState:
     policies = {
-        name: PolicyState(params=own, opt_state=optimizer.init(own))
-        for name, own in params.items()
+        name: PolicyState(params=own, opt_state=optimizer.init(own)) for name, own in params.items()
     }
     return TrainState(step=jnp.zeros((), jnp.int32), policies=policies)

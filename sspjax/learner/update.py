@@ -175,7 +175,7 @@ class PolicyUpdate:
     ) -> tuple[PolicyState, UpdateSums]:
         """One optimizer step, unless nothing has weight or the gradient is not finite (verl)."""
         weighted = jnp.sum(tokens.weight) > 0
-        grad_norm = optax.global_norm(gradient)
+        grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
 
         def move(policy: PolicyState, gradient: Params) -> PolicyState:
@@ -217,9 +217,9 @@ def make_update(
     own, under `<role>/actor/`. `pg_loss` and `kl_loss` are means over optimizer steps of what the
     step minimised (KL without its coefficient); `entropy`, `ppo_kl`, `pg_clipfrac` are means over
     the sampled tokens that were given to the loss. `rollout_corr/kl` compares sampler and trainer
-    before the first step: under the same parameters, so what it shows is numerics. `actor/nll` (with
-    a warm start) is the weighted mean of -log p over forced tokens. A quantity nothing contributed
-    to is 0.
+    before the first step: under the same parameters, so what it shows is numerics. `actor/nll`
+    (where there is a warm start) is the weighted mean of -log p over forced tokens. What nothing
+    contributed to is 0.
     """
     roles = {name: [s.role for s in role_spans(config, name)] for name in policy_names(config)}
     likelihood = config.warm_start.steps > 0
@@ -294,7 +294,7 @@ def _token_metrics(prefix: str, sums: TokenSums, minibatches: jax.Array) -> Metr
         f"{prefix}/pg_loss": _mean(sums.pg_loss, minibatches),
         f"{prefix}/kl_loss": _mean(sums.kl_loss, minibatches),
         f"{prefix}/entropy": _mean(sums.entropy, sums.tokens),
-        f"{prefix}/ppo_kl": _mean(-sums.log_ratio, sums.tokens),
+        f"{prefix}/ppo_kl": _mean(sums.ppo_kl, sums.tokens),
         f"{prefix}/pg_clipfrac": _mean(sums.clipped, sums.tokens),
         f"{prefix}/pg_clipfrac_lower": _mean(sums.clipped_dual, sums.tokens),
     }

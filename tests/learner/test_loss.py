@@ -7,6 +7,15 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toy_policy import (
+    FREE,
+    TOY,
+    VOCABULARY,
+    demonstration,
+    toy_config,
+    toy_examples,
+    toy_params,
+)
 
 from sspjax.learner.loss import (
     PolicyModel,
@@ -20,16 +29,7 @@ from sspjax.learner.loss import (
 )
 from sspjax.learner.pack import pack, pack_demonstrations, update_shape
 from sspjax.learner.state import loss_constants
-from sspjax.types import LossConstants, Role
-from toy_policy import (
-    FREE,
-    TOY,
-    VOCABULARY,
-    demonstration,
-    toy_config,
-    toy_examples,
-    toy_params,
-)
+from sspjax.types import Act, LossConstants, Role
 
 ROWS, LENGTH = 2, 11
 
@@ -175,7 +175,9 @@ def test_the_entropy_is_a_constant_unless_asked_for():
 )
 def test_clipped(ratio, advantage, loss, is_clipped, is_dual):
     old = -1.5
-    x = [np.full((1, 1), v, np.float32) for v in (old + np.log(ratio), old, advantage, 0.2, 0.28, 3)]
+    x = [
+        np.full((1, 1), v, np.float32) for v in (old + np.log(ratio), old, advantage, 0.2, 0.28, 3)
+    ]
     terms = clipped(*x)
     assert float(terms.loss[0, 0]) == pytest.approx(loss, rel=1e-6)
     assert float(terms.log_ratio[0, 0]) == pytest.approx(np.log(ratio), abs=1e-6)
@@ -236,15 +238,13 @@ def expected_loss(rows, logprob, entropy, c, *, fresh, kl_coefficient):
                     "forced_weight": 0 if f["sampled"] else f["loss_weight"],
                     "tokens": trained,
                     "entropy": h * trained,
-                    "log_ratio": d * trained,
+                    "ppo_kl": -d * trained,
                     "clipped": (l2 > l1) * trained,
                     "clipped_dual": (a < 0 and upper > -a * dual) * trained,
                     "compared": trained,
                     "rollout_kl": (f["behaviour_logprob"] - lp) * trained,
                     "rollout_k3": trained
-                    * (
-                        np.exp(lp - f["behaviour_logprob"]) - (lp - f["behaviour_logprob"]) - 1
-                    ),
+                    * (np.exp(lp - f["behaviour_logprob"]) - (lp - f["behaviour_logprob"]) - 1),
                 },
             )
         )
@@ -318,7 +318,9 @@ def test_fresh_gradient_is_that_of_reinforce():
     rows = packed(config, examples={Role.SOLVER: toy_examples(np.random.default_rng(0))})
     params, gradient = gradient_of_logits(rows, config, fresh=True)
     t = np.array([1, 0.7, 1])
-    p = np.exp(expected_distribution(rows._replace(role=np.asarray(rows.role)), params["logits"], t))
+    p = np.exp(
+        expected_distribution(rows._replace(role=np.asarray(rows.role)), params["logits"], t)
+    )
     one_hot = np.eye(VOCABULARY)[np.asarray(rows.tokens)]
     expected = np.zeros(gradient.shape)
     factor = (np.asarray(rows.loss_weight, np.float64) * rows.advantage)[..., None]
@@ -330,8 +332,10 @@ def test_gradient_of_demonstrations_is_that_of_likelihood():
     config = toy_config()
     made = [demonstration(np.random.default_rng(i), turns=(3, -2, 2)) for i in range(3)]
     batch = pack_demonstrations(
-        made, update_shape(config, "policy"), turn_weight=lambda t: 1.0 if t.act.value != "none" else 0.1
-    )  # fmt: skip
+        made,
+        update_shape(config, "policy"),
+        turn_weight=lambda turn: 0.1 if turn.act is Act.NONE else 1.0,
+    )
     rows, params = micro_batch(batch, 0), toy_params(jax.random.key(0))
 
     def likelihood(params):
@@ -377,8 +381,14 @@ def test_a_packed_row_equals_rows_of_one():
         rows = micro_batch(pack({Role.SOLVER: examples}, config, s), 0)
         total.append(
             micro_gradient(
-                params, rows, loss_constants(config), model=TOY, config=config.learner, chunk=64,
-                fresh=False, unmoved=True,
+                params,
+                rows,
+                loss_constants(config),
+                model=TOY,
+                config=config.learner,
+                chunk=64,
+                fresh=False,
+                unmoved=True,
             )  # fmt: skip
         )
     assert jax.tree.structure(total[0]) == jax.tree.structure(total[1])

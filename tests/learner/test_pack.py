@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_policy import demonstration, example, toy_config, toy_examples, trajectory
 
 from sspjax.config import RunConfig
 from sspjax.learner.pack import (
@@ -18,12 +19,20 @@ from sspjax.learner.pack import (
     update_shape,
 )
 from sspjax.types import Role, Stop
-from toy_policy import demonstration, example, toy_config, toy_examples, trajectory
 
-ROW_FIELDS = (
-    "tokens positions segments sampled loss_weight kl_weight advantage "
-    "behaviour_logprob old_logprob reference_logprob role"
-).split()
+ROW_FIELDS = [
+    "tokens",
+    "positions",
+    "segments",
+    "sampled",
+    "loss_weight",
+    "kl_weight",
+    "advantage",
+    "behaviour_logprob",
+    "old_logprob",
+    "reference_logprob",
+    "role",
+]
 
 
 def rng():
@@ -173,7 +182,9 @@ def test_minibatches_are_cut_between_groups():
 def test_an_empty_minibatch_owns_no_micro_batch():
     config = toy_config(learner={"minibatches": {"proposer": 2, "solver": 2}})
     one_group = toy_examples(rng(), Role.PROPOSER, groups=1, size=2)
-    batch = pack({Role.SOLVER: [], Role.PROPOSER: one_group}, config, update_shape(config, "policy"))
+    batch = pack(
+        {Role.SOLVER: [], Role.PROPOSER: one_group}, config, update_shape(config, "policy")
+    )
     assert batch.micro_stop.tolist() == [0, 0, 1, 1]
 
 
@@ -227,9 +238,7 @@ def test_weights_of_a_minibatch_sum_to(aggregation, total):
 
 
 def test_each_minibatch_and_role_has_its_own_mean():
-    config = toy_config(
-        proposer={"role_weight": 0.25}, learner={"order": "joint", "kl": 0.1}
-    )
+    config = toy_config(proposer={"role_weight": 0.25}, learner={"order": "joint", "kl": 0.1})
     r = rng()
     examples = {
         Role.SOLVER: toy_examples(r, Role.SOLVER, groups=5),

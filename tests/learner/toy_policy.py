@@ -93,9 +93,7 @@ def demonstration(rng, **kwargs):
         Turn(token_ids=t.token_ids, logprobs=0 * t.logprobs, sampled=False, text="", act=t.act)
         for t in made.turns
     )
-    return Trajectory(
-        uid=made.uid, prompt=made.prompt, turns=turns, stop=made.stop, policy_step=0
-    )
+    return Trajectory(uid=made.uid, prompt=made.prompt, turns=turns, stop=made.stop, policy_step=0)
 
 
 def example(trajectory, advantage):

@@ -190,6 +190,24 @@ def test_scann_candidates(exact, threads):
     assert (search.candidates(queries[:1], 3)[0] == -1).all()
 
 
+def test_neighbours_that_scann_did_not_find_are_missing_and_not_row_0():
+    class TooFew:
+        """What ScaNN gives for three neighbours where it had one candidate."""
+
+        def set_num_threads(self, count):
+            assert count >= 1
+
+        def search_batched_parallel(self, queries, **options):
+            assert options["batch_size"] == 2  # ceil(3 queries / 2 threads)
+            rows = np.array([[5, 0, 0]] * len(queries), np.uint32)
+            return rows, np.array([[0.5, np.nan, np.nan]] * len(queries), np.float32)
+
+    search = ScannSearch(TooFew(), exact=False, passages=9, threads=2)
+    rows, scores = search.candidates(np.eye(3, 16, dtype=np.float32), 3)
+    assert rows.tolist() == [[5, -1, -1]] * 3
+    assert scores.tolist() == [[0.5, -np.inf, -np.inf]] * 3
+
+
 @needs_scann
 def test_scann_searches_from_many_threads():
     rng = np.random.default_rng(6)
