@@ -88,18 +88,19 @@ def update_shape(config: RunConfig, policy: str, *, batch_devices: int = 1) -> U
             f"use a multiple of {batch_devices}, or 0 for one row a device"
         )
     spans = role_spans(config, policy)
-    longest = {role: _longest(role_config(config, role)) for role in (s.role for s in spans)}
     joint = learner.order == "joint"
     needed = 0
     for members in [spans] if joint else [(span,) for span in spans]:
         count = sum(_most_examples(config, span.role) for span in members)
-        full = rows * (learner.row_tokens // max(longest[span.role] for span in members))
+        longest = max(_longest(role_config(config, span.role)) for span in members)
+        full = rows * (learner.row_tokens // longest)
         minibatches = members[0].stop - members[0].start
         needed += (count + minibatches * (full - 1)) // full
     if config.warm_start.steps:
-        if config.solver.policy == policy:
-            longest[Role.READER] = config.verify.prompt_tokens + config.verify.answer_tokens
-        full = rows * max(1, learner.row_tokens // max(longest.values()))
+        # Demonstrations are of every role, whichever this policy plays.
+        reader = config.verify.prompt_tokens + config.verify.answer_tokens
+        longest = max(_longest(config.proposer), _longest(config.solver), reader)
+        full = rows * max(1, learner.row_tokens // longest)
         needed = max(needed, math.ceil(config.warm_start.batch / full))
     return UpdateShape(
         micro_batches=max(needed, 1),

@@ -1,7 +1,9 @@
 """Estimators against numbers worked out by hand."""
 
 import pytest
+from toy_policy import toy_config
 
+from sspjax.config import ConfigError
 from sspjax.learner.advantages import ADVANTAGES
 
 SEARCH = [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -86,3 +88,8 @@ def test_refusals():
         estimate("raw", "sample", [1.0])
     with pytest.raises(ValueError, match="expected a finite number, got nan"):
         estimate("group_mean", "none", [float("nan"), 1.0])
+
+
+def test_the_config_refuses_a_scale_without_baseline():
+    with pytest.raises(ConfigError, match="estimator=raw has no baseline"):
+        toy_config(solver={"estimator": "raw", "std": "sample"})

@@ -94,14 +94,19 @@ def test_a_frozen_role_needs_no_room():
     assert frozen.micro_batches < both.micro_batches
 
 
-def test_demonstrations_fit_the_same_shape():
-    warm = {"steps": 1, "worlds": 1, "batch": 400}
-    config = toy_config(warm_start=warm, verify={"prompt_tokens": 12, "answer_tokens": 4})
-    shape = update_shape(config, "policy", batch_devices=8)
+@pytest.mark.parametrize("asker", ["policy", "asker"])
+def test_demonstrations_fit_the_same_shape(asker):
+    """Those of all roles: a policy may be taught what it will not play."""
+    config = toy_config(
+        proposer={"policy": asker},
+        warm_start={"steps": 1, "worlds": 1, "batch": 400},
+        verify={"prompt_tokens": 12, "answer_tokens": 4},
+    )
+    shape = update_shape(config, asker, batch_devices=8)
     assert shape.micro_batches == 25  # 400 of 16 tokens, two a row, eight rows
     longest = [demonstration(rng(), role=Role.READER, prompt=12, turns=(4,)) for _ in range(400)]
     batch = pack_demonstrations(longest, shape, turn_weight=lambda turn: 1.0)
-    assert batch.micro_stop.tolist() == [25, 25, 25]
+    assert batch.micro_stop.tolist() == [25] * shape.minibatches
 
 
 @settings(max_examples=25, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from toy_policy import toy_config, toy_params
 
-from sspjax.config import LearnerConfig
+from sspjax.config import ConfigError, LearnerConfig
 from sspjax.learner.optimizer import make_optimizer
 from sspjax.learner.state import (
     init_state,
@@ -114,3 +114,8 @@ def test_loss_constants():
     ):
         assert vars(made)[name] == pytest.approx([value] * 3)
         assert vars(made)[name].dtype == np.float32
+
+
+def test_the_config_refuses_a_dual_clip_that_would_bind_on_policy():
+    with pytest.raises(ConfigError, match="must be above 1"):
+        toy_config(learner={"dual_clip": 1.0})
