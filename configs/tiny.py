@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     c.warm_start.steps = 500
     c.warm_start.worlds = 20
     c.warm_start.batch = 48
-    c.warm_start.copy_steps = 150
+    c.warm_start.copy_steps = 250
 
     c.model.preset = "tiny"
     c.model.prompts = "tiny"

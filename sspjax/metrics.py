@@ -25,6 +25,7 @@ import rich.logging
 import rich.progress
 import tensorboardX
 
+from sspjax.data.miniwiki import load_graph
 from sspjax.data.oracle import Oracle
 from sspjax.types import Example, Group, Proposal, Question, Reason, Seed, Trajectory, Turn
 
@@ -305,6 +306,11 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 # Truth --------------------------------------------------------------------------------------------
+
+
+def open_oracle(world: str | os.PathLike[str]) -> Oracle:
+    """What is true in the mini-encyclopaedia of a folder. Raises DataError where there is none."""
+    return Oracle(load_graph(world))
 
 
 def truth_metrics(oracle: Oracle, proposals: Sequence[Proposal]) -> dict[str, float]:

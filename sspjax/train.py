@@ -22,8 +22,7 @@ from sspjax.checkpoint import Checkpoints
 from sspjax.command_line import load_config, parse, parser, run
 from sspjax.config import RunConfig
 from sspjax.data.answers import read_answers
-from sspjax.data.miniwiki import load_graph, make_world, write_world
-from sspjax.data.oracle import Oracle
+from sspjax.data.miniwiki import make_world, write_world
 from sspjax.evaluate import Examiner, benchmarks, examine, metrics_row
 from sspjax.learner.advantages import ADVANTAGES
 from sspjax.mesh import train_layout
@@ -33,6 +32,7 @@ from sspjax.metrics import (
     Progress,
     Timers,
     TrajectoryWriter,
+    open_oracle,
     records,
     start_logging,
     truth_metrics,
@@ -426,7 +426,7 @@ def self_play(
 ) -> None:
     """Steps `done + 1` to `config.steps`: play, learn, measure, write, checkpoint."""
     c, root, main = game.config, setup.workdir.root, processes.is_main()
-    oracle = own_oracle(c, setup.workdir)
+    oracle = open_oracle(setup.workdir.world) if c.world.kind == "miniwiki" else None
     writer = MetricsWriter(root, active=main)
     trajectories = TrajectoryWriter(root, active=main)
     writer.cut(done, host.last_row)
@@ -458,11 +458,6 @@ def self_play(
         progress.update(step, row["solver/success_rate"])
     progress.close()
     writer.close()
-
-
-def own_oracle(config: RunConfig, workdir: Workdir) -> Oracle | None:
-    """Knows what is true in a mini-encyclopaedia; asked for metrics only."""
-    return Oracle(load_graph(workdir.world)) if config.world.kind == "miniwiki" else None
 
 
 def evaluation(

@@ -120,101 +120,124 @@ def _packed(q, k, v, segments, block):
     return _packed_forward(q, k, v, segments, block)[0]
 
 
-def _tile(x, index, block):
-    return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=1)
+def _tile(x, index, block, axis=2):
+    return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=axis)
 
 
-def _visible(segments_q, segments_k, i, j, block):
-    """Mask of query tile i against key tile j: same segment, not later, not padding."""
-    rows = i * block + jnp.arange(block)
-    columns = j * block + jnp.arange(block)
-    same = (segments_q[:, :, None] == segments_k[:, None, :]) & (segments_q > 0)[:, :, None]
-    return same & (rows[:, None] >= columns[None, :])[None]
+def _visible(segments, i, j, block, groups):
+    """Mask [B, 1, block * groups, block] of query tile i against key tile j.
+
+    Same segment, not later, not padding; each query counts once for every head of its group.
+    """
+    of_queries, of_keys = (_tile(segments, n, block, axis=1) for n in (i, j))
+    rows, columns = (n * block + jnp.arange(block) for n in (i, j))
+    same = (of_queries[:, :, None] == of_keys[:, None, :]) & (of_queries > 0)[:, :, None]
+    visible = same & (rows[:, None] >= columns[None, :])[None]
+    return jnp.repeat(visible, groups, axis=1)[:, None]
 
 
-def _padded(x, block):
-    extra = -x.shape[1] % block
-    return jnp.pad(x, ((0, 0), (0, extra), *((0, 0),) * (x.ndim - 2)))
+def _head_major(x, kv_heads, block):
+    """[B, T, heads, h] to [B, kv_heads, T * groups, h], T padded to whole tiles.
+
+    The heads that share a key are rows of one matrix, so every product below is a plain batched
+    matrix product over contiguous tiles.
+    """
+    batch, length, heads, head_dim = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -length % block), (0, 0), (0, 0)))
+    x = x.reshape(batch, -1, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 1, 3, 4)
+    return x.reshape(batch, kv_heads, -1, head_dim)
+
+
+def _token_major(x, heads, length):
+    """The inverse of `_head_major`, without the padding."""
+    batch, kv_heads, _, head_dim = x.shape
+    x = x.reshape(batch, kv_heads, -1, heads // kv_heads, head_dim).transpose(0, 2, 1, 3, 4)
+    return x.reshape(batch, -1, heads, head_dim)[:, :length]
+
+
+def _product(equation, a, b):
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
 def _packed_forward(q, k, v, segments, block):
-    length = q.shape[1]
-    qp, kp, vp, sp = (_padded(x, block) for x in (q, k, v, segments))
-    batch, padded, heads, head_dim = qp.shape
-    kv_heads = k.shape[2]
-    grouped = qp.reshape(batch, padded, kv_heads, heads // kv_heads, head_dim)
+    length, heads, kv_heads = q.shape[1], q.shape[2], k.shape[2]
+    groups, scale = heads // kv_heads, jnp.float32(q.shape[3] ** -0.5)
+    keys, values = _head_major(k, kv_heads, block), _head_major(v, kv_heads, block)
+    queries = _head_major(q, kv_heads, block)
+    padded = jnp.pad(segments, ((0, 0), (0, -length % block)))
 
     def query_tile(i):
-        tile, tile_segments = _tile(grouped, i, block), _tile(sp, i, block)
+        tile = _tile(queries, i, block * groups)
 
         def step(j, carry):
-            visible = _visible(tile_segments, _tile(sp, j, block), i, j, block)
-            return _accumulate(carry, tile, _tile(kp, j, block), _tile(vp, j, block), visible)
+            total, peak, norm = carry
+            visible = _visible(padded, i, j, block, groups)
+            scores = _product("bkth,bksh->bkts", tile, _tile(keys, j, block)) * scale
+            scores = jnp.where(visible, scores, jnp.float32(MASKED))
+            new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
+            weights = jnp.where(visible, jnp.exp(scores - new_peak[..., None]), 0.0)
+            shrink = jnp.exp(peak - new_peak)
+            added = _product("bkts,bksh->bkth", weights.astype(v.dtype), _tile(values, j, block))
+            total = total * shrink[..., None] + added
+            return total, new_peak, norm * shrink + jnp.sum(weights, axis=-1)
 
-        carry = jax.lax.fori_loop(0, i + 1, step, _empty(tile))
-        _, peak, norm = carry
-        return _finish(carry).astype(q.dtype), peak + jnp.log(jnp.maximum(norm, 1e-30))
+        rows = tile.shape[:3]
+        start = (
+            jnp.zeros(tile.shape, jnp.float32),
+            jnp.full(rows, MASKED, jnp.float32),
+            jnp.zeros(rows, jnp.float32),
+        )
+        total, peak, norm = jax.lax.fori_loop(0, i + 1, step, start)
+        norm = jnp.maximum(norm, jnp.float32(1e-30))
+        return (total / norm[..., None]).astype(q.dtype), peak + jnp.log(norm)
 
-    out, log_norm = jax.lax.map(query_tile, jnp.arange(padded // block))
-    out = out.swapaxes(0, 1).reshape(batch, padded, heads, head_dim)[:, :length]
-    return out, (q, k, v, segments, out, log_norm)
+    tiles = padded.shape[1] // block
+    out, log_norm = jax.lax.map(query_tile, jnp.arange(tiles))
+    out = jnp.moveaxis(out, 0, 2).reshape(queries.shape)
+    return _token_major(out, heads, length), (q, k, v, segments, out, log_norm)
 
 
 def _packed_backward(block, saved, d_out):
     q, k, v, segments, out, log_norm = saved
-    length = q.shape[1]
-    qp, kp, vp, sp, op, dp = (_padded(x, block) for x in (q, k, v, segments, out, d_out))
-    batch, padded, heads, head_dim = qp.shape
-    kv_heads = k.shape[2]
-    shape = (batch, padded, kv_heads, heads // kv_heads, head_dim)
-    qp, op, dp = (x.reshape(shape) for x in (qp, op, dp))
+    length, heads, kv_heads = q.shape[1], q.shape[2], k.shape[2]
+    groups, scale = heads // kv_heads, jnp.float32(q.shape[3] ** -0.5)
+    keys, values = _head_major(k, kv_heads, block), _head_major(v, kv_heads, block)
+    queries, d_out = (_head_major(x, kv_heads, block) for x in (q, d_out))
+    padded = jnp.pad(segments, ((0, 0), (0, -length % block)))
+    tiles = padded.shape[1] // block
     # Row sums of dO * O: the softmax's own term of the gradient.
-    overlap = jnp.sum(dp.astype(jnp.float32) * op.astype(jnp.float32), axis=-1)
-    scale = jnp.float32(head_dim**-0.5)
-    tiles = padded // block
+    overlap = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
 
     def key_tile(d_q, j):
-        k_tile, v_tile, k_segments = _tile(kp, j, block), _tile(vp, j, block), _tile(sp, j, block)
+        key_part, value_part = _tile(keys, j, block), _tile(values, j, block)
 
         def step(i, carry):
             d_q, d_k, d_v = carry
-            q_tile, d_tile = _tile(qp, i, block), _tile(dp, i, block)
-            visible = _visible(_tile(sp, i, block), k_segments, i, j, block)
-            scores = _scores(q_tile, k_tile, visible)
-            weights = jnp.where(
-                visible[:, None, None], jnp.exp(scores - log_norm[i][..., None]), 0.0
-            )
-            d_weights = jnp.einsum(
-                "btkgh,bskh->bkgts", d_tile, v_tile, preferred_element_type=jnp.float32
-            )
-            centre = _tile(overlap, i, block).transpose(0, 2, 3, 1)
-            d_scores = (weights * (d_weights - centre[..., None]) * scale).astype(q.dtype)
-            weights = weights.astype(q.dtype)
-            d_v += jnp.einsum(
-                "bkgts,btkgh->bskh", weights, d_tile, preferred_element_type=jnp.float32
-            )
-            d_k += jnp.einsum(
-                "bkgts,btkgh->bskh", d_scores, q_tile, preferred_element_type=jnp.float32
-            )
-            piece = jnp.einsum(
-                "bkgts,bskh->btkgh", d_scores, k_tile, preferred_element_type=jnp.float32
-            )
-            d_q = jax.lax.dynamic_update_slice_in_dim(
-                d_q, _tile(d_q, i, block) + piece, i * block, axis=1
-            )
+            query_part, d_part = _tile(queries, i, block * groups), _tile(d_out, i, block * groups)
+            visible = _visible(padded, i, j, block, groups)
+            scores = _product("bkth,bksh->bkts", query_part, key_part) * scale
+            weights = jnp.where(visible, jnp.exp(scores - log_norm[i][..., None]), 0.0)
+            d_weights = _product("bkth,bksh->bkts", d_part, value_part)
+            d_scores = weights * (d_weights - _tile(overlap, i, block * groups)[..., None]) * scale
+            d_scores, weights = d_scores.astype(q.dtype), weights.astype(q.dtype)
+            d_v += _product("bkts,bkth->bksh", weights, d_part)
+            d_k += _product("bkts,bkth->bksh", d_scores, query_part)
+            moved = _tile(d_q, i, block * groups) + _product("bkts,bksh->bkth", d_scores, key_part)
+            d_q = jax.lax.dynamic_update_slice_in_dim(d_q, moved, i * block * groups, axis=2)
             return d_q, d_k, d_v
 
-        zero = jnp.zeros(k_tile.shape, jnp.float32)
+        zero = jnp.zeros(key_part.shape, jnp.float32)
         d_q, d_k, d_v = jax.lax.fori_loop(j, tiles, step, (d_q, zero, zero))
         return d_q, (d_k, d_v)
 
-    d_q, (d_k, d_v) = jax.lax.scan(key_tile, jnp.zeros(shape, jnp.float32), jnp.arange(tiles))
-
-    def joined(x):
-        return x.swapaxes(0, 1).reshape(batch, padded, kv_heads, head_dim)[:, :length]
-
-    d_q = d_q.reshape(batch, padded, heads, head_dim)[:, :length]
-    return d_q.astype(q.dtype), joined(d_k).astype(k.dtype), joined(d_v).astype(v.dtype), None
+    d_q, parts = jax.lax.scan(key_tile, jnp.zeros(queries.shape, jnp.float32), jnp.arange(tiles))
+    d_k, d_v = (jnp.moveaxis(x, 0, 2).reshape(keys.shape) for x in parts)
+    return (
+        _token_major(d_q, heads, length).astype(q.dtype),
+        _token_major(d_k, kv_heads, length).astype(k.dtype),
+        _token_major(d_v, kv_heads, length).astype(v.dtype),
+        None,
+    )
 
 
 _packed.defvjp(_packed_forward, _packed_backward)
