@@ -119,7 +119,7 @@ class Model:
     ) -> Float[Array, "R L width"]:
         """Final hidden states of packed rows; a token sees its own segment only."""
         params = cast_params(params, self.dtype)
-        x = self._embed(params, tokens)
+        x = self._embed(params, tokens, "batch")
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return attention(q, k, v, positions, segments, None, block=self.block)
@@ -195,8 +195,8 @@ class Model:
         return Cache(keys=zeros(), values=zeros())
 
     def _cached(self, params, cache, tokens, positions, kv_length, rows, target, slots):
-        x = self._embed(params, tokens)
         batch = "slots" if slots is None else "batch"
+        x = self._embed(params, tokens, batch)
 
         def layer_step(carry, inputs):
             x, keys, values = carry
@@ -222,8 +222,11 @@ class Model:
         (x, keys, values), _ = jax.lax.scan(layer_step, (x, cache.keys, cache.values), layers)
         return Cache(keys=keys, values=values), x
 
-    def _embed(self, params: Params, tokens: jax.Array) -> jax.Array:
-        return params["embedding"].astype(self.dtype)[tokens]
+    def _embed(self, params: Params, tokens: jax.Array, batch: str) -> jax.Array:
+        # Rows are read from a table that is whole along width: gathering from one that is split
+        # there would replicate the activations instead.
+        table = self.layout.constrain(params["embedding"], "vocab", None)
+        return self.layout.constrain(table[tokens], batch, "length", "activation")
 
     def _block(
         self, x: jax.Array, layer: Layer, positions: jax.Array, attend: Attend, batch: str
