@@ -416,6 +416,9 @@ def _cross_check(c: RunConfig) -> None:
         ("rollout.decode_tokens", c.rollout.decode_tokens, 1),
         ("checkpoint.every", c.checkpoint.every, 1),
         ("checkpoint.keep", c.checkpoint.keep, 1),
+        ("eval.every", c.eval.every, 0),
+        ("eval.questions", c.eval.questions, 1),
+        ("eval.samples", c.eval.samples, 1),
         ("verify.samples", c.verify.samples, 1),
         ("verify.noise", c.verify.noise, 0),
         ("learner.minibatches.proposer", c.learner.minibatches.proposer, 1),
@@ -462,6 +465,7 @@ def _cross_check(c: RunConfig) -> None:
             f"config.learner.row_tokens={c.learner.row_tokens}: a {name} trajectory may hold "
             f"{longest} tokens (prompt_tokens + response_tokens) and never spans rows",
         )
+    need(c.eval.temperature >= 0, f"config.eval.temperature={c.eval.temperature}: must be >= 0")
     need(
         c.proposer.role_weight > 0 or c.solver.role_weight > 0,
         "config.proposer.role_weight=0 and solver.role_weight=0: nothing is trained",

@@ -1,10 +1,12 @@
-"""Questions to numbers: the benchmarks, answered by the same roles, tools and programs as training.
+"""A run's agent on benchmarks: the roles, tools and programs of training, and a table.
 
-    python -m sspjax.evaluate --config=configs/tiny.py --workdir=DIR --out=results.json
-        [--mode=agent|rag|closed_book] [--temperature=1.0] [--samples=4]
+    python -m sspjax.evaluate --workdir=DIR --out=results.json [--config=FILE] [--step=N|last]
+        [--mode=agent|rag|closed_book] [--temperature=1.0] [--samples=4] [--benchmarks FILE ...]
 
-`agent` searches over several turns, `rag` reads what one search of the question finds,
-`closed_book` answers from memory. Writes results.json and results.jsonl (every trajectory).
+Without --config the run's own is used, without --benchmarks its own questions; step 0 is what
+self-play started from. `agent` searches over several turns, `rag` reads what one search of the
+question finds, `closed_book` answers from memory. Writes results.json and results.jsonl (every
+trajectory).
 """
 
 from __future__ import annotations
@@ -12,166 +14,62 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sspjax.config import RunConfig
-from sspjax.data.answers import read_questions
-from sspjax.players import Players
-from sspjax.retrieval.client import Retriever
-from sspjax.rollout.prompts import PROMPTS, reader_prompt, solver_prompt
-from sspjax.rollout.tokenizer import Tokenizer
-from sspjax.self_play.exact import f1
-from sspjax.self_play.judge import JUDGES, judge_groups
-from sspjax.types import Document, Group, Prompt, Question, Role
+import rich.console
+import rich.table
+
+from sspjax import processes
+from sspjax.command_line import UserError, load_config, parse, parser, run
+from sspjax.config import RunConfig, freeze, to_dict
+from sspjax.examiner import benchmarks, watching
+from sspjax.metrics import Progress, start_logging
+from sspjax.reopen import recorded_config, reopen, saved_policies
+from sspjax.train import Setup, evaluation
+from sspjax.types import Group, TrainState, Turn
 
 log = logging.getLogger(__name__)
 
-GENERAL = ("nq", "triviaqa", "popqa")
-MULTI_HOP = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "2hop", "3hop", "4hop")
+
+def evaluate(config: RunConfig, root: str | Path, step: int | None, out: Path) -> dict[str, Any]:
+    """Answers `config.eval`'s benchmarks with a saved policy, and writes what came of it."""
+    processes.initialize()
+    console = start_logging(main=processes.is_main())
+    setup = reopen(config, root)
+    state, found, folder = saved_policies(setup, step)
+    log.info("evaluating %s", folder)
+    summary, groups = examination(setup, state, found, console)
+    summary |= {"config": to_dict(config), "checkpoint": str(folder)}
+    if processes.is_main():
+        write_results(out, summary, groups)
+    return summary
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Examiner:
-    """Poses questions in one of the three modes."""
-
-    config: RunConfig
-    players: Players
-    tokenizer: Tokenizer
-    retriever: Retriever
-
-    def answer(
-        self,
-        questions: Sequence[Question],
-        *,
-        mode: str,
-        temperature: float,
-        samples: int = 1,
-        randomness: Sequence[object] = ("evaluation",),
-    ) -> tuple[Group, ...]:
-        """One judged group of `samples` rollouts for each question."""
-        prompts = [p for p in self._prompts(questions, mode) for _ in range(samples)]
-        role = Role.READER if mode == "rag" else Role.SOLVER
-        rules = self.players.rules(role, tools=mode == "agent", temperature=temperature)
-        if mode == "closed_book":
-            rules = dataclasses.replace(rules, max_turns=1)
-        rollouts = self.players.play(role, prompts, rules=rules, randomness=randomness)
-        groups = [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]
-        return judge_groups(questions, groups, JUDGES[self.config.judge.kind])
-
-    def _prompts(self, questions: Sequence[Question], mode: str) -> list[Prompt]:
-        prompt_set = PROMPTS[self.config.model.prompts]
-        if mode != "rag":
-            limit = self.config.solver.prompt_tokens
-            return [solver_prompt(prompt_set, self.tokenizer, q, q.uid, limit) for q in questions]
-        found = self.retriever.search([q.text for q in questions], self.config.retrieval.topk)
-        return [
-            self._reading(question, documents or ())
-            for question, documents in zip(questions, found, strict=True)
-        ]
-
-    def _reading(self, question: Question, documents: Sequence[Document]) -> Prompt:
-        """The longest prefix of the found passages that fits the reader's prompt."""
-        prompt_set, limit = PROMPTS[self.config.model.prompts], self.config.verify.prompt_tokens
-        for count in range(len(documents), 0, -1):
-            prompt = reader_prompt(
-                prompt_set, self.tokenizer, question, documents[:count], question.uid, limit
-            )
-            if prompt is not None:
-                return prompt
-        prompt = reader_prompt(prompt_set, self.tokenizer, question, (), question.uid, limit)
-        if prompt is None:
-            raise ValueError(
-                f"question {question.uid}: longer than config.verify.prompt_tokens={limit}; raise it"
-            )
-        return prompt
-
-
-def benchmarks(config: RunConfig, world: Path) -> dict[str, tuple[Question, ...]]:
-    """Benchmark name to its first `eval.questions` questions; uids carry the benchmark's name."""
-    files = [Path(f) for f in config.eval.benchmarks]
-    if not files and config.world.kind == "miniwiki":
-        files = [world / "questions" / f"{h}hop.jsonl" for h in range(1, config.world.hops + 1)]
-    return {
-        name: tuple(
-            dataclasses.replace(q, uid=f"{name}/{q.uid}")
-            for q in read_questions(path)[: config.eval.questions]
-        )
-        for path in files
-        for name in [path.name.split(".")[0]]
-    }
-
-
-def score(groups: Sequence[Group]) -> dict[str, float]:
-    """EM and F1 of a benchmark in 0..100: means over questions of means over judged samples."""
-    judged = [g for g in groups if g.judged]
-    f1s = [
-        statistics.fmean(
-            f1(rollout.answer or "", group.question.answers)
-            for rollout, correct in zip(group.rollouts, group.correct, strict=True)
-            if correct is not None
-        )
-        for group in judged
-    ]
-    return {
-        "em": 100 * statistics.fmean(g.success_rate or 0.0 for g in judged) if judged else 0.0,
-        "f1": 100 * statistics.fmean(f1s) if f1s else 0.0,
-        "count": len(judged),
-        "unjudged": len(groups) - len(judged),
-    }
-
-
-def summarise(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`{"benchmarks": {name: scores}, "general_avg", "multihop_avg", "avg"}`; averages of EM."""
-
-    def mean(names: Sequence[str]) -> float | None:
-        known = [scores[name]["em"] for name in names if name in scores]
-        return statistics.fmean(known) if known else None
-
-    return {
-        "benchmarks": {name: dict(own) for name, own in scores.items()},
-        "general_avg": mean(GENERAL),
-        "multihop_avg": mean(MULTI_HOP),
-        "avg": mean(tuple(scores)),
-    }
-
-
-def examine(
-    examiner: Examiner,
-    questions: Mapping[str, Sequence[Question]],
-    *,
-    mode: str,
-    temperature: float,
-    samples: int = 1,
-    randomness: Sequence[object] = ("evaluation",),
+def examination(
+    setup: Setup, state: TrainState, step: int, console: rich.console.Console
 ) -> tuple[dict[str, Any], tuple[Group, ...]]:
-    """All benchmarks in one stream of slots; the summary, and every group."""
-    everything = [q for own in questions.values() for q in own]
-    groups = examiner.answer(
-        everything, mode=mode, temperature=temperature, samples=samples, randomness=randomness
-    )
-    scores, start = {}, 0
-    for name, own in questions.items():
-        scores[name] = score(groups[start : start + len(own)])
-        start += len(own)
-    return summarise(scores), groups
+    """`evaluation` as `config.eval` says, with its progress shown."""
+    how = setup.config.eval
+    questions = benchmarks(setup.config, setup.workdir.world)
+    total = how.samples * sum(map(len, questions.values()))
+    if not total:
+        raise UserError(
+            "config.eval.benchmarks: nothing to answer; expected question files (--benchmarks), "
+            "or a run with a world of its own"
+        )
+    with Progress("evaluation", total, console=console, every=-(-total // 10)) as progress:
+        result = evaluation(setup, state, step, questions, how, watching(progress))
+        progress.update(total)
+    return result
 
 
-def metrics_row(summary: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/<benchmark>/em` and `eval/avg/em` of a summary."""
-    row = {f"eval/{name}/em": own["em"] for name, own in summary["benchmarks"].items()}
-    return row | ({"eval/avg/em": summary["avg"]} if row else {})
-
-
-def write_results(
-    path: Path, summary: Mapping[str, Any], groups: Sequence[Group], origin: Mapping[str, Any]
-) -> None:
-    """results.json, and beside it a .jsonl with what was said."""
+def write_results(path: Path, summary: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    """The summary as JSON, and beside it a .jsonl with everything that was said."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**summary, **origin}, indent=2) + "\n")
-    with path.with_suffix(".jsonl").open("w") as file:
+    with path.with_suffix(".jsonl").open("w", encoding="utf-8") as file:
         for group in groups:
             for rollout, correct in zip(group.rollouts, group.correct, strict=True):
                 row = {
@@ -181,14 +79,81 @@ def write_results(
                     "answer": rollout.answer,
                     "correct": correct,
                     "stop": rollout.stop.value,
-                    "turns": [
-                        {
-                            "sampled": t.sampled,
-                            "act": t.act.value,
-                            "text": t.text,
-                            "documents": [d.id for d in t.documents],
-                        }
-                        for t in rollout.turns
-                    ],
+                    "turns": [_turn(turn) for turn in rollout.turns],
                 }
                 file.write(json.dumps(row) + "\n")
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "sampled": turn.sampled,
+        "act": turn.act.value,
+        "text": turn.text,
+        "documents": [document.id for document in turn.documents],
+    }
+
+
+def table(summary: Mapping[str, Any]) -> rich.table.Table:
+    """Exact match and F1 of every benchmark, and the averages of the former."""
+    shown = rich.table.Table()
+    shown.add_column("benchmark")
+    for name in ("EM", "F1", "questions"):
+        shown.add_column(name, justify="right")
+    for name, own in summary["benchmarks"].items():
+        shown.add_row(name, f"{own['em']:.1f}", f"{own['f1']:.1f}", str(own["count"]))
+    shown.add_section()
+    for label, key in (("general", "general_avg"), ("multi-hop", "multihop_avg"), ("all", "avg")):
+        if summary[key] is not None:
+            shown.add_row(f"mean, {label}", f"{summary[key]:.1f}", "", "")
+    return shown
+
+
+def step_named(text: str) -> int | None:
+    """A step of the command line: a number, or `last` (None)."""
+    if text == "last":
+        return None
+    if not text.isdecimal():
+        raise UserError(f"--step={text}: expected a number or last")
+    return int(text)
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--config", help="a Python file with get_config() (default: the run's)")
+    arguments.add_argument("--workdir", help="of the run whose agent answers")
+    arguments.add_argument("--weights", help="a Hugging Face model folder")
+    arguments.add_argument("--out", required=True, help="results.json")
+    arguments.add_argument("--step", default="last", help="checkpoint: a step, or last")
+    arguments.add_argument("--mode", choices=("agent", "rag", "closed_book"))
+    arguments.add_argument("--temperature", type=float, help="0: greedy")
+    arguments.add_argument("--samples", type=int, help="answers a question")
+    arguments.add_argument("--benchmarks", nargs="+", metavar="FILE", help="question files")
+    options, overrides = parse(arguments, argv)
+    if options.weights:
+        raise UserError(
+            f"--weights={options.weights}: Hugging Face folders cannot be evaluated yet; "
+            "train from them and give --workdir"
+        )
+    if not options.workdir:
+        raise UserError("--workdir: expected the workdir of a run")
+    config = (
+        load_config(options.config, overrides)
+        if options.config
+        else recorded_config(options.workdir, overrides)
+    )
+    given = {
+        name: vars(options)[name]
+        for name in ("mode", "temperature", "samples", "benchmarks")
+        if vars(options)[name] is not None
+    }
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, **given))
+    summary = evaluate(
+        freeze(to_dict(config)), options.workdir, step_named(options.step), Path(options.out)
+    )
+    if processes.is_main():
+        rich.console.Console(file=sys.stdout).print(table(summary))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -346,12 +346,15 @@ def start_logging(*, main: bool = True) -> rich.console.Console:
         handler = logging.StreamHandler()
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=layout, handlers=[handler], force=True)
-    logging.getLogger("sspjax").setLevel(logging.INFO if main else logging.WARNING)
+    for ours in ("sspjax", "__main__"):
+        logging.getLogger(ours).setLevel(logging.INFO if main else logging.WARNING)
+    # Orbax warns about each folder it opens to read; what fails there is raised.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     return console
 
 
 class Progress:
-    """Phase, step, accuracy and time left: a live line on a terminal, else a log line a step."""
+    """Phase, step, accuracy and time left: a live line on a terminal, else log lines."""
 
     def __init__(
         self,
@@ -360,10 +363,15 @@ class Progress:
         *,
         console: rich.console.Console,
         done: int = 0,
+        every: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`done` steps were made before a resume and do not count for the time left."""
+        """`done` steps were made before a resume and do not count for the time left.
+
+        `every`: steps of one log line; the last step always has one.
+        """
         self._phase, self._total, self._first = phase, total, done
+        self._every, self._logged = every, -1
         self._clock = clock
         self._start = clock()
         self._live: rich.progress.Progress | None = None
@@ -378,9 +386,13 @@ class Progress:
             self._task = self._live.add_task(phase, total=total, completed=done, shown="")
             self._live.start()
 
-    def update(self, step: int, accuracy: float | None = None) -> None:
+    def update(
+        self, step: int, accuracy: float | None = None, *, loss: float | None = None
+    ) -> None:
         """`step` steps are done; `accuracy` in 0..1 is shown in percent."""
         parts = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
+        if loss is not None:
+            parts.append(f"loss {loss:.3f}")
         made = step - self._first
         if made > 0:
             left = (self._clock() - self._start) / made * (self._total - step)
@@ -388,7 +400,8 @@ class Progress:
         shown = ", ".join(parts)
         if self._live is not None:
             self._live.update(self._task, completed=step, shown=shown)
-        else:
+        elif step != self._logged and (step % self._every == 0 or step == self._total):
+            self._logged = step
             log.info("%s %d/%d, %s", self._phase, step, self._total, shown or "started")
 
     def close(self) -> None:

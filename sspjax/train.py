@@ -1,6 +1,6 @@
 """Search self-play, top to bottom.
 
-    python -m sspjax.train --config=configs/tiny.py --workdir=runs/tiny [--config.batch=32] [--force]
+    python -m sspjax.train --config=configs/tiny.py --workdir=DIR [--config.batch=32] [--force]
 
 Run again with the same workdir, it resumes. `self_play_step` is the algorithm (SSP, arXiv
 2510.18821, algorithm 1); what differs between systems is configuration.
@@ -9,6 +9,7 @@ Run again with the same workdir, it resumes. `self_play_step` is the algorithm (
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,12 @@ import rich.console
 from sspjax import processes, warm_start
 from sspjax.checkpoint import Checkpoints
 from sspjax.command_line import load_config, parse, parser, run
-from sspjax.config import RunConfig
+from sspjax.config import EvalConfig, RunConfig
 from sspjax.data.answers import read_answers
 from sspjax.data.miniwiki import make_world, write_world
-from sspjax.evaluate import Examiner, benchmarks, examine, metrics_row
+from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
 from sspjax.learner.advantages import ADVANTAGES
-from sspjax.mesh import train_layout
+from sspjax.mesh import Layout, train_layout
 from sspjax.metrics import (
     CompileCounter,
     MetricsWriter,
@@ -41,6 +42,7 @@ from sspjax.models.presets import DecoderConfig, preset
 from sspjax.players import Players
 from sspjax.retrieval.client import InProcessRetriever, make_retriever, open_retriever
 from sspjax.retrieval.corpus import Corpus, read_corpus
+from sspjax.rollout.conversation import Watch
 from sspjax.rollout.prompts import (
     PROMPTS,
     PromptTooLong,
@@ -72,8 +74,8 @@ from sspjax.types import (
     Reason,
     Role,
     Seed,
-    Trajectory,
     TrainState,
+    Trajectory,
 )
 from sspjax.workdir import Workdir
 
@@ -277,8 +279,13 @@ class Setup:
     retriever: InProcessRetriever
     tokenizer: Tokenizer
     decoder: DecoderConfig
-    trainer: Trainer
+    layout: Layout
     players: Players
+
+    @functools.cached_property
+    def trainer(self) -> Trainer:
+        """Made where the run learns; playing does not need it."""
+        return Trainer(self.config, self.decoder, self.layout)
 
     @property
     def examiner(self) -> Examiner:
@@ -291,17 +298,23 @@ class Setup:
 
 
 def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
-    """Builds world, retriever, tokenizer, trainer and players; claims the workdir."""
+    """Makes what the run makes for itself (world, tokenizer), and claims the workdir."""
     workdir = Workdir(Path(root))
     make_own_world(config, workdir)
-    corpus = read_corpus(config.retrieval.corpus or workdir.world / "corpus.jsonl.gz")
+    corpus = own_corpus(config, workdir)
     retriever = retrieve(config, corpus)
     workdir.claim(
         config,
         {"corpus": corpus.content_hash, "index": retriever.index.hash},
         force=force,
     )
-    tokenizer = own_tokenizer(config, workdir, corpus)
+    make_own_tokenizer(config, workdir, corpus)
+    return assemble(config, workdir, retriever)
+
+
+def assemble(config: RunConfig, workdir: Workdir, retriever: InProcessRetriever) -> Setup:
+    """Players for a workdir that has its tokenizer."""
+    tokenizer = load_tokenizer(workdir.tokenizer)
     decoder = preset(config.model.preset, config.model.vocab_size)
     layout = train_layout(config.mesh)
     return Setup(
@@ -310,7 +323,7 @@ def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
         retriever=retriever,
         tokenizer=tokenizer,
         decoder=decoder,
-        trainer=Trainer(config, decoder, layout),
+        layout=layout,
         players=Players(config, decoder, layout, tokenizer, retriever),
     )
 
@@ -329,6 +342,11 @@ def make_own_world(config: RunConfig, workdir: Workdir) -> None:
         processes.barrier("world made")
 
 
+def own_corpus(config: RunConfig, workdir: Workdir) -> Corpus:
+    """The run's passages: given, or of its own world."""
+    return read_corpus(config.retrieval.corpus or workdir.world / "corpus.jsonl.gz")
+
+
 def retrieve(config: RunConfig, corpus: Corpus) -> InProcessRetriever:
     """A retriever over the corpus: the given index, or exact search made at start."""
     own = config.retrieval
@@ -337,8 +355,8 @@ def retrieve(config: RunConfig, corpus: Corpus) -> InProcessRetriever:
     return make_retriever(corpus, encoder=own.encoder)
 
 
-def own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> Tokenizer:
-    """The run's tokenizer: saved in the workdir, given, or trained on the worlds."""
+def make_own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> None:
+    """Saves the run's tokenizer, given or trained on the worlds, once."""
     if not workdir.tokenizer.exists() and processes.is_main():
         given = config.model.tokenizer or config.model.weights
         tokenizer = (
@@ -348,7 +366,6 @@ def own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> Tokeni
         )
         tokenizer.save(workdir.tokenizer)
     processes.barrier("tokenizer saved")
-    return load_tokenizer(workdir.tokenizer)
 
 
 def own_seeds(config: RunConfig, workdir: Workdir) -> SeedSource:
@@ -363,12 +380,17 @@ def own_seeds(config: RunConfig, workdir: Workdir) -> SeedSource:
 
 
 def train(config: RunConfig, root: str | Path, *, force: bool = False) -> None:
-    """Warm start if asked for, then self-play to `config.steps`; resumes by itself."""
+    """A whole run in `root`, or the rest of it."""
     processes.initialize()
     console = start_logging(main=processes.is_main())
-    setup = build(config, root, force=force)
+    learn(build(config, root, force=force), console)
+
+
+def learn(setup: Setup, console: rich.console.Console) -> None:
+    """Warm start if asked for, then self-play to `config.steps`; resumes by itself."""
+    config = setup.config
     seeds = own_seeds(config, setup.workdir)
-    questions = benchmarks(config, setup.workdir.world)
+    questions = benchmarks(config, setup.workdir.world) if config.eval.every else {}
     checkpoints = Checkpoints(setup.workdir.checkpoints("self_play"), config.checkpoint.keep)
     with checkpoints, CompileCounter() as compiles:
         state, host, step = start_or_resume(setup, checkpoints, console)
@@ -432,7 +454,7 @@ def self_play(
     writer.cut(done, host.last_row)
     trajectories.cut(done)
     if checkpoints.latest() is None:
-        row = evaluation(setup, state, questions, 0)
+        row = metrics_row(evaluation(setup, state, 0, questions, c.eval)[0])
         host = dataclasses.replace(host, last_row=row)
         writer.write(0, row)
         checkpoints.save(0, state, host_state_to_json(host))
@@ -445,7 +467,7 @@ def self_play(
         row = {**result.row, **truth_metrics(oracle, result.proposals)} if oracle else result.row
         row |= work_metrics(game, compiles)
         if c.eval.every and step % c.eval.every == 0:
-            row |= evaluation(setup, state, questions, step)
+            row |= metrics_row(evaluation(setup, state, step, questions, c.eval)[0])
         host = dataclasses.replace(result.host, last_row=row)
         checkpoints.poll()
         writer.write(step, row)
@@ -461,23 +483,26 @@ def self_play(
 
 
 def evaluation(
-    setup: Setup, state: TrainState, questions: Mapping[str, Sequence[Question]], step: int
-) -> dict[str, float]:
-    """`eval/*` of the state after `step`, with the programs of the rollouts."""
+    setup: Setup,
+    state: TrainState,
+    step: int,
+    questions: Mapping[str, Sequence[Question]],
+    how: EvalConfig,
+    watch: Watch | None = None,
+) -> tuple[dict[str, Any], tuple[Group, ...]]:
+    """Summary and groups of the state after `step`, with the programs of the rollouts."""
     if not questions:
-        return {}
-    own = setup.config.eval
+        return summarise({}), ()
     setup.players.load(state, step)
-    summary, _ = examine(
+    summary, groups = examine(
         setup.examiner,
         questions,
-        mode=own.mode,
-        temperature=own.temperature,
-        samples=own.samples,
+        how,
         randomness=(setup.config.seed, "evaluation", step),
+        watch=watch,
     )
     setup.players.take_work()
-    return metrics_row(summary)
+    return summary, groups
 
 
 def work_metrics(game: Game, compiles: CompileCounter) -> dict[str, float]:

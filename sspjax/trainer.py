@@ -28,7 +28,15 @@ from sspjax.learner.update import make_update
 from sspjax.mesh import Layout
 from sspjax.models.decoder import Model, init_params, parameter_shardings
 from sspjax.models.presets import DecoderConfig
-from sspjax.types import Example, Params, Role, Trajectory, TrainState, UpdateBatch
+from sspjax.types import (
+    Example,
+    Params,
+    PolicyState,
+    Role,
+    TrainState,
+    Trajectory,
+    UpdateBatch,
+)
 
 Row = dict[str, float]
 
@@ -160,3 +168,18 @@ class Trainer:
                 for x in [vars(batch)[field.name]]
             }
         )
+
+
+def abstract_policies(config: RunConfig, decoder: DecoderConfig, layout: Layout) -> TrainState:
+    """Shapes and shardings of a state without its optimizer, for restoring what can play."""
+    shapes = jax.eval_shape(lambda key: init_params(decoder, key), jax.random.key(0))
+    params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes,
+        parameter_shardings(decoder, layout),
+    )
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.replicated())
+    return TrainState(
+        step=step,
+        policies={n: PolicyState(params=params, opt_state=None) for n in policy_names(config)},
+    )

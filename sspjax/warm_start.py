@@ -64,7 +64,7 @@ def run(
         writer = MetricsWriter(workdir.root, "warm_start", active=processes.is_main())
         writer.cut(done)
         scripts = _scripts(config, tokenizer) if done < warm.steps else []
-        progress = Progress("warm start", warm.steps, console=console, done=done)
+        progress = Progress("warm start", warm.steps, console=console, done=done, every=10)
         for step in range(done + 1, warm.steps + 1):
             batch = demonstrations(scripts, warm, step, config.seed)
             state, row = trainer.teach(state, batch, rate(warm, step))
@@ -72,7 +72,7 @@ def run(
             writer.write(step, row)
             if step % min(SAVE_EVERY, config.checkpoint.every) == 0 or step == warm.steps:
                 checkpoints.save(step, state, {})
-            progress.update(step)
+            progress.update(step, loss=row["actor/nll"])
         progress.close()
         writer.close()
     return state
