@@ -24,10 +24,10 @@ import rich.table
 
 from sspjax import processes
 from sspjax.command_line import UserError, load_config, parse, parser, run
-from sspjax.config import RunConfig, freeze, to_dict
+from sspjax.config import EvalConfig, RunConfig, freeze, to_dict
 from sspjax.examiner import benchmarks, watching
 from sspjax.metrics import Progress, start_logging
-from sspjax.reopen import recorded_config, reopen, saved_policies
+from sspjax.reopen import recorded_config, reopen, saved_policies, step_named
 from sspjax.train import Setup, evaluation
 from sspjax.types import Group, TrainState, Turn
 
@@ -41,7 +41,7 @@ def evaluate(config: RunConfig, root: str | Path, step: int | None, out: Path) -
     setup = reopen(config, root)
     state, found, folder = saved_policies(setup, step)
     log.info("evaluating %s", folder)
-    summary, groups = examination(setup, state, found, console)
+    summary, groups = examination(setup, state, found, config.eval, console)
     summary |= {"config": to_dict(config), "checkpoint": str(folder)}
     if processes.is_main():
         write_results(out, summary, groups)
@@ -49,10 +49,14 @@ def evaluate(config: RunConfig, root: str | Path, step: int | None, out: Path) -
 
 
 def examination(
-    setup: Setup, state: TrainState, step: int, console: rich.console.Console
+    setup: Setup,
+    state: TrainState,
+    step: int,
+    how: EvalConfig,
+    console: rich.console.Console,
+    phase: str = "evaluation",
 ) -> tuple[dict[str, Any], tuple[Group, ...]]:
-    """`evaluation` as `config.eval` says, with its progress shown."""
-    how = setup.config.eval
+    """`evaluation` on the run's benchmarks, with its progress shown."""
     questions = benchmarks(setup.config, setup.workdir.world)
     total = how.samples * sum(map(len, questions.values()))
     if not total:
@@ -60,7 +64,7 @@ def examination(
             "config.eval.benchmarks: nothing to answer; expected question files (--benchmarks), "
             "or a run with a world of its own"
         )
-    with Progress("evaluation", total, console=console, every=-(-total // 10)) as progress:
+    with Progress(phase, total, console=console, every=-(-total // 5)) as progress:
         result = evaluation(setup, state, step, questions, how, watching(progress))
         progress.update(total)
     return result
@@ -107,15 +111,6 @@ def table(summary: Mapping[str, Any]) -> rich.table.Table:
         if summary[key] is not None:
             shown.add_row(f"mean, {label}", f"{summary[key]:.1f}", "", "")
     return shown
-
-
-def step_named(text: str) -> int | None:
-    """A step of the command line: a number, or `last` (None)."""
-    if text == "last":
-        return None
-    if not text.isdecimal():
-        raise UserError(f"--step={text}: expected a number or last")
-    return int(text)
 
 
 def main(argv: Sequence[str]) -> None:

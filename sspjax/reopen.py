@@ -52,7 +52,7 @@ def saved_policies(setup: Setup, step: int | None) -> tuple[TrainState, int, Pat
     the end of the warm start. Raises UserError where nothing of that step is kept.
     """
     workdir = setup.workdir
-    saved = {phase: _steps(workdir.checkpoints(phase)) for phase in ("warm_start", "self_play")}
+    saved = {phase: saved_steps(workdir, phase) for phase in ("warm_start", "self_play")}
     start = setup.config.warm_start.steps
     places = {0: ("warm_start", start)} if start in saved["warm_start"] else {}
     places |= {done: ("self_play", done) for done in saved["self_play"]}
@@ -70,7 +70,18 @@ def saved_policies(setup: Setup, step: int | None) -> tuple[TrainState, int, Pat
     return state, chosen, workdir.checkpoints(phase) / str(name)
 
 
-def _steps(folder: Path) -> list[int]:
+def step_named(text: str) -> int | None:
+    """A step of the command line: a number, or `last` (None)."""
+    if text == "last":
+        return None
+    if not text.isdecimal():
+        raise UserError(f"--step={text}: expected a number or last")
+    return int(text)
+
+
+def saved_steps(workdir: Workdir, phase: str) -> list[int]:
+    """Complete checkpoints of a phase, oldest first."""
+    folder = workdir.checkpoints(phase)
     if not folder.exists():
         return []
     with _read_only(folder) as checkpoints:
