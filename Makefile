@@ -21,10 +21,8 @@ MALLOC := MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 \
 	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000
 
 demo: install
-	$(MALLOC) $(BIN)/python -m sspjax.train --config=configs/tiny.py --workdir=$(RUN) \
+	$(MALLOC) $(BIN)/python -m sspjax.demo --config=configs/tiny.py --workdir=$(RUN) \
 		--config.seed=$(SEED)
-	$(MALLOC) $(BIN)/python -m sspjax.evaluate --config=configs/tiny.py --workdir=$(RUN) \
-		--out=$(RUN)/results.json
 
 test: install
 	$(MALLOC) $(BIN)/python -m pytest $(PYTEST)
