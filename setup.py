@@ -29,6 +29,7 @@ setuptools.setup(
     package_data={"": ["*.txt", "*.html", "*.css", "*.js"]},
     install_requires=[
         "array_record>=0.8.6",
+        "etils[epath]>=1.15.0",
         "flax>=0.12.8",
         "httpx>=0.28.1",
         "jax>=0.10.2",
@@ -38,6 +39,7 @@ setuptools.setup(
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
         "rich>=15.0.0",
+        "scipy>=1.17.1",
         'scann>=1.4.2; sys_platform == "linux"',
         "tensorboardX>=2.6.5",
         "tensorflow-datasets>=4.9.10",

@@ -306,7 +306,7 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def freeze(config: Mapping[str, Any]) -> RunConfig:
+def freeze(config: Mapping[str, Any] | ConfigDict) -> RunConfig:
     """Checks types, choices and combinations; raises ConfigError with a one-line message."""
     frozen = _freeze(RunConfig, dict(config), "")
     _cross_check(frozen)

@@ -32,7 +32,7 @@ TRAIN_RULES: Mapping[str, tuple[str, ...] | None] = {
     "layers": None,
     "activation": None,
 }
-"""The update: rows over data and fsdp, parameters over fsdp (embed) and tensor (heads, mlp, vocab)."""
+"""The update: rows over data and fsdp, parameters over fsdp (embed) and tensor (the rest)."""
 
 ISLAND_RULES: Mapping[str, tuple[str, ...] | None] = {
     "batch": ("slots",),

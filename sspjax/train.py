@@ -25,7 +25,7 @@ from sspjax.config import EvalConfig, RunConfig
 from sspjax.data.answers import read_answers
 from sspjax.data.miniwiki import make_world, write_world
 from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
-from sspjax.learner.advantages import ADVANTAGES
+from sspjax.learner.advantages import ADVANTAGES, Std
 from sspjax.mesh import Layout, train_layout
 from sspjax.metrics import (
     CompileCounter,
@@ -237,7 +237,7 @@ def examined(game: Game, draft: Trajectory) -> Proposal:
 
 def credit(
     estimator: str,
-    std: str,
+    std: Std,
     rewards: Sequence[Sequence[Reward]],
     trajectories: Sequence[Trajectory],
 ) -> list[Example]:

@@ -178,7 +178,7 @@ def abstract_policies(config: RunConfig, decoder: DecoderConfig, layout: Layout)
         shapes,
         parameter_shardings(decoder, layout),
     )
-    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.replicated())
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.replicated())
     return TrainState(
         step=step,
         policies={n: PolicyState(params=params, opt_state=None) for n in policy_names(config)},

@@ -119,7 +119,7 @@ class Triple:
 
 @noun
 class Seed:
-    """What a proposer starts from: an answer, a document, or a graph path that ends at the answer."""
+    """What a proposer starts from: an answer, a document, or a graph path ending at the answer."""
 
     uid: str
     answer: str | None = None
@@ -324,6 +324,9 @@ Read = Callable[[Sequence[Prompt]], Sequence[Trajectory]]
 
 # Device nouns -------------------------------------------------------------------------------------
 
+HostOrDevice = Any
+"""A jax.Array inside a program, a numpy array between two of them."""
+
 
 class Cache(flax.struct.PyTreeNode):
     """Keys and values of every slot. Row `p` of a slot belongs to the token at position `p`."""
@@ -338,27 +341,27 @@ class SlotState(flax.struct.PyTreeNode):
     The cache holds every token of a slot but the pending one.
     """
 
-    length: Int[Array, "S"]
+    length: Int[HostOrDevice, "S"]
     """Tokens in the cache."""
-    pending: Int[Array, "S"]
+    pending: Int[HostOrDevice, "S"]
     """The last token, not yet in the cache: the next model call feeds it."""
-    active: Bool[Array, "S"]
+    active: Bool[HostOrDevice, "S"]
     """The slot is sampling."""
-    automaton: Int[Array, "S"]
+    automaton: Int[HostOrDevice, "S"]
     """State of the stop automaton over this turn's sampled tokens."""
-    stops: UInt32[Array, "S"]
+    stops: UInt32[HostOrDevice, "S"]
     """Bit t is set when completing tag t ends the slot's turn."""
-    stream: UInt32[Array, "S 2"]
+    stream: UInt32[HostOrDevice, "S 2"]
     """Threefry key of the trajectory."""
-    drawn: Int[Array, "S"]
+    drawn: Int[HostOrDevice, "S"]
     """Tokens sampled in this trajectory so far: the counter of its random stream."""
-    budget: Int[Array, "S"]
+    budget: Int[HostOrDevice, "S"]
     """Tokens this turn may still sample."""
-    temperature: Float[Array, "S"]
+    temperature: Float[HostOrDevice, "S"]
     """0 means greedy."""
-    top_k: Int[Array, "S"]
+    top_k: Int[HostOrDevice, "S"]
     """0 means off."""
-    top_p: Float[Array, "S"]
+    top_p: Float[HostOrDevice, "S"]
     """1 means off."""
 
 
