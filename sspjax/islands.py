@@ -43,9 +43,8 @@ class IslandCopy:
 def _on_island(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """The island's view of an array that every island holds whole: no data moves."""
     pieces = {shard.device: shard.data for shard in x.addressable_shards}
-    return jax.make_array_from_single_device_arrays(
-        x.shape, sharding, [pieces[d] for d in sharding.mesh.devices.flat]
-    )
+    own = sharding.addressable_devices_indices_map(x.shape)
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, [pieces[d] for d in own])
 
 
 def replicated(layout: Layout, x: Any) -> jax.Array:

@@ -83,7 +83,7 @@ def parameter_axes(config: DecoderConfig) -> dict[str, Axes]:
     """Logical axes of every parameter, by name."""
     module = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     return {
-        path[-1]: variable.get_metadata()["axes"]
+        str(path[-1]): variable.get_metadata()["axes"]
         for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
     }
 
@@ -201,22 +201,18 @@ class Model:
         def layer_step(carry, inputs):
             x, keys, values = carry
             index, layer = inputs
-            written = []
 
             def attend(q, k, v):
-                written.extend(
-                    (
-                        keys.at[index, rows, target].set(k, mode="drop"),
-                        values.at[index, rows, target].set(v, mode="drop"),
-                    )
-                )
+                nonlocal keys, values
+                keys = keys.at[index, rows, target].set(k, mode="drop")
+                values = values.at[index, rows, target].set(v, mode="drop")
                 return attention(
-                    q, *written, positions, None, kv_length, layer=index, slots=slots,
+                    q, keys, values, positions, None, kv_length, layer=index, slots=slots,
                     block=self.block,
                 )  # fmt: skip
 
             x = self._block(x, layer, positions, attend, batch)
-            return (x, *written), None
+            return (x, keys, values), None
 
         layers = (jnp.arange(self.config.layers), _stacked(params))
         (x, keys, values), _ = jax.lax.scan(layer_step, (x, cache.keys, cache.values), layers)

@@ -1,4 +1,4 @@
-"""The decoder once more, in float64 numpy and one sequence at a time: what the tests compare with."""
+"""The decoder once more, in float64 numpy, one sequence at a time: what tests compare with."""
 
 from __future__ import annotations
 

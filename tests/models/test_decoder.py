@@ -106,7 +106,9 @@ def test_an_axis_that_does_not_divide_is_an_error():
         train_layout(MeshConfig(data=3, fsdp=1))
 
 
-@pytest.mark.parametrize("mesh", [dict(fsdp=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2)])
+@pytest.mark.parametrize(
+    "mesh", [dict(fsdp=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2)]
+)
 def test_gradient_is_the_same_on_every_mesh(mesh):
     config = FAMILIES["qwen3"]
     params = random_params(config)
