@@ -1,0 +1,66 @@
+"""Every file in configs/ is a run: it loads, and freezes once it has the paths it needs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from sspjax.command_line import load_config
+from sspjax.config import ConfigError, RunConfig, config_hash
+
+FOLDER = Path(__file__).parent.parent / "configs"
+CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+
+NEEDS = {
+    "tiny": (),
+    "ssp": (("seeds.path", "answers.jsonl"), ("retrieval.corpus", "corpus.jsonl.gz")),
+}
+"""What a user must bring, in the order in which it is asked for."""
+
+
+def test_every_config_is_tested():
+    assert set(CONFIGS) == set(NEEDS)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_it_freezes_with_the_paths_it_needs(name):
+    config = load_config(str(CONFIGS[name]), NEEDS[name])
+    assert isinstance(config, RunConfig)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_it_asks_for_each_path_by_name(name):
+    for i, (key, _) in enumerate(NEEDS[name]):
+        # The group is enough: passages may also be given as an index or a server.
+        with pytest.raises(ConfigError, match=f"config.{key.split('.')[0]}"):
+            load_config(str(CONFIGS[name]), NEEDS[name][:i])
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_its_docstring_has_the_command(name):
+    text = ast.get_docstring(ast.parse(CONFIGS[name].read_text()))
+    assert f"python -m sspjax.train --config=configs/{name}.py --workdir=" in text
+
+
+def test_ssp_is_the_schemas_defaults_and_those_are_the_papers():
+    """arXiv:2510.18821, table 4, algorithm 1, equations 4 and 5."""
+    c = load_config(str(CONFIGS["ssp"]), NEEDS["ssp"])
+    assert config_hash(c) == config_hash(
+        RunConfig(
+            seeds=type(c.seeds)(path="answers.jsonl"),
+            retrieval=type(c.retrieval)(corpus="corpus.jsonl.gz"),
+        )
+    )
+    assert (c.batch, c.proposer.group_size, c.solver.group_size) == (256, 1, 5)
+    assert (c.proposer.estimator, c.solver.estimator) == ("raw", "group_mean")
+    assert (c.proposer.std, c.solver.std) == ("none", "none")
+    assert (c.proposer.role_weight, c.solver.role_weight) == (1.0, 1.0)
+    assert c.learner.order == "solver_first"
+    assert (c.learner.minibatches.proposer, c.learner.minibatches.solver) == (1, 2)
+    assert (c.learner.kl, c.learner.learning_rate, c.learner.warmup) == (0.01, 1e-6, 5)
+    for role in (c.proposer, c.solver):
+        assert (role.prompt_tokens, role.response_tokens, role.max_turns) == (4096, 8192, 10)
+        assert role.temperature == 1.0
+    assert (c.verify.reader, c.verify.noise, c.eval.temperature) == ("solver", 4, 0.0)
+    assert (c.shortfall.strategy, c.shortfall.clear_every, c.shortfall.keep) == ("replay", 10, 0.0)
+    assert (c.retrieval.encoder, c.retrieval.topk) == ("e5", 3)
