@@ -68,6 +68,19 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def tell(setup: Setup, step: int | None, text: str, *, temperature: float) -> None:
+    """Asks the policy of a step (None: the last) and says each turn when it is finished."""
+    state, found, _ = saved_policies(setup, step)
+    setup.players.load(state, found)
+
+    def watch(_uid: str, turn: Turn) -> None:
+        say(spoken(turn))
+
+    missing = ended(ask(setup, text, temperature=temperature, watch=watch))
+    if missing:
+        say(missing)
+
+
 def main(argv: Sequence[str]) -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--workdir", required=True, help="of the run whose agent is asked")
@@ -81,17 +94,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("question: expected a text, got nothing")
     start_logging(main=False)
     setup = reopen(alone(recorded_config(options.workdir, overrides)), options.workdir)
-    state, step, _ = saved_policies(setup, step_named(options.step))
-    setup.players.load(state, step)
-    trajectory = ask(
-        setup,
-        options.question,
-        temperature=options.temperature,
-        watch=lambda _, turn: say(spoken(turn)),
-    )
-    missing = ended(trajectory)
-    if missing:
-        say(missing)
+    tell(setup, step_named(options.step), options.question, temperature=options.temperature)
 
 
 if __name__ == "__main__":
