@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from sspjax import processes
+from sspjax.errors import UserError
 
 FORMAT = 1
 """Version of what is inside a checkpoint; raised when older ones can no longer be read."""
@@ -26,7 +27,7 @@ _STATE, _HOST = "state", "host"
 _RETIRED = ".retired"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written, or is not what the run expects."""
 
 

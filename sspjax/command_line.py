@@ -7,6 +7,7 @@ type or an impossible combination ends the command with one line on stderr and e
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import logging
 import os
@@ -17,10 +18,10 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from sspjax.config import ConfigError, RunConfig, freeze, override
+from sspjax.errors import UserError
 
-
-class UserError(Exception):
-    """Something the user can mend; the message says what was expected, what came, and the fix."""
+UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""What the system says of a disk that is full or not ours."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -78,8 +79,13 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
         logging.getLogger(quiet).setLevel(logging.WARNING)
     try:
         main(sys.argv[1:] if argv is None else argv)
-    except (UserError, ConfigError) as error:
-        sys.stderr.write(f"error: {error}\n")
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        raise SystemExit(2) from None
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        sys.stderr.write(f"error: {error}; make room, or name a place that can be written\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("stopped; run the same command again to go on\n")

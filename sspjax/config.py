@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 from ml_collections import ConfigDict
 
+from sspjax.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -27,7 +29,7 @@ def schema(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A configuration that cannot run. The message is one line: key, value, what is allowed."""
 
 

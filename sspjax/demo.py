@@ -22,8 +22,9 @@ import rich.table
 
 from sspjax import warm_start
 from sspjax.ask import ended, spoken
-from sspjax.command_line import UserError, load_config, parse, parser, run
+from sspjax.command_line import load_config, parse, parser, run
 from sspjax.config import RunConfig
+from sspjax.errors import UserError
 from sspjax.evaluate import examination
 from sspjax.metrics import read_rows, start_logging
 from sspjax.reopen import saved_policies, saved_steps

@@ -23,8 +23,9 @@ import rich.console
 import rich.table
 
 from sspjax import processes
-from sspjax.command_line import UserError, load_config, parse, parser, run
+from sspjax.command_line import load_config, parse, parser, run
 from sspjax.config import EvalConfig, RunConfig, freeze, to_dict
+from sspjax.errors import UserError
 from sspjax.examiner import benchmarks, watching
 from sspjax.metrics import Progress, start_logging
 from sspjax.reopen import recorded_config, reopen, saved_policies, step_named

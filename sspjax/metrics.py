@@ -27,6 +27,7 @@ import tensorboardX
 
 from sspjax.data.miniwiki import load_graph
 from sspjax.data.oracle import Oracle
+from sspjax.errors import UserError
 from sspjax.types import Example, Group, Proposal, Question, Reason, Seed, Trajectory, Turn
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 """Recorded by JAX once for every program it builds or loads from its compilation cache."""
 
 
-class MetricsError(ValueError):
+class MetricsError(UserError, ValueError):
     """A metrics file or row that is not what this module writes."""
 
 

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from sspjax.errors import UserError
+
 log = logging.getLogger(__name__)
 
 COORDINATOR = "SSPJAX_COORDINATOR"
@@ -31,7 +33,7 @@ ROUND_BYTES = 32 << 20
 SMALLEST_CHUNK = 64 << 10
 
 
-class ProcessError(RuntimeError):
+class ProcessError(UserError, RuntimeError):
     """The processes cannot start together, or did not meet as they should."""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from sspjax.checkpoint import Checkpoints
-from sspjax.command_line import UserError
 from sspjax.config import RunConfig, freeze, override, to_dict
+from sspjax.errors import UserError
 from sspjax.train import Setup, assemble, own_corpus, retrieve
 from sspjax.trainer import abstract_policies
 from sspjax.types import TrainState

@@ -364,7 +364,10 @@ def make_own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> N
             if given
             else warm_start.train_world_tokenizer(config, list(corpus))
         )
-        tokenizer.save(workdir.tokenizer)
+        # The folder appears whole: what is there is never made again.
+        unfinished = workdir.tokenizer.with_suffix(".tmp")
+        tokenizer.save(unfinished)
+        unfinished.rename(workdir.tokenizer)
     processes.barrier("tokenizer saved")
 
 
@@ -451,9 +454,10 @@ def self_play(
     oracle = open_oracle(setup.workdir.world) if c.world.kind == "miniwiki" else None
     writer = MetricsWriter(root, active=main)
     trajectories = TrajectoryWriter(root, active=main)
-    writer.cut(done, host.last_row)
+    fresh = checkpoints.latest() is None
+    writer.cut(-1 if fresh else done, host.last_row)
     trajectories.cut(done)
-    if checkpoints.latest() is None:
+    if fresh:
         row = metrics_row(evaluation(setup, state, 0, questions, c.eval)[0])
         host = dataclasses.replace(host, last_row=row)
         writer.write(0, row)
@@ -465,9 +469,10 @@ def self_play(
             result = self_play_step(game, state, host, step)
         state = result.state
         row = {**result.row, **truth_metrics(oracle, result.proposals)} if oracle else result.row
-        row |= work_metrics(game, compiles)
+        row |= work_metrics(game)
         if c.eval.every and step % c.eval.every == 0:
             row |= metrics_row(evaluation(setup, state, step, questions, c.eval)[0])
+        row["perf/compiles"] = compiles.take()
         host = dataclasses.replace(result.host, last_row=row)
         checkpoints.poll()
         writer.write(step, row)
@@ -505,7 +510,7 @@ def evaluation(
     return summary, groups
 
 
-def work_metrics(game: Game, compiles: CompileCounter) -> dict[str, float]:
+def work_metrics(game: Game) -> dict[str, float]:
     """Times and amounts of work of one step, on this process."""
     work = game.players.take_work()
     timings = game.timers.take()
@@ -516,7 +521,6 @@ def work_metrics(game: Game, compiles: CompileCounter) -> dict[str, float]:
         "timing_s/gen": gen,
         "timing_s/retrieval": work.tool_seconds,
         "timing_s/retrieval_exposed": work.exposed_seconds,
-        "perf/compiles": compiles.take(),
         "perf/generated_tokens_per_s": counts.generated / gen if gen else 0.0,
         "perf/generated_tokens": counts.generated,
         "perf/prefill_tokens": counts.prefilled,

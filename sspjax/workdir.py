@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sspjax import __version__, processes
-from sspjax.command_line import UserError
 from sspjax.config import RunConfig, config_hash, to_dict
+from sspjax.errors import UserError
 
 FREE = frozenset({"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout"})
 """Groups and keys that may change between sessions: none of them changes what a step samples."""

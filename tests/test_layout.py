@@ -9,9 +9,11 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sspjax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
+LEAVES = ("sspjax.types", "sspjax.config", "sspjax.errors")
+
 LAYERS = {
-    "self_play": ("sspjax.types", "sspjax.config", "sspjax.self_play"),
-    "learner": ("sspjax.types", "sspjax.config", "sspjax.self_play", "sspjax.learner"),
+    "self_play": (*LEAVES, "sspjax.self_play"),
+    "learner": (*LEAVES, "sspjax.self_play", "sspjax.learner"),
 }
 """What a pure package may import of ours."""
 

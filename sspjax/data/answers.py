@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sspjax.errors import UserError
 from sspjax.types import Question, Seed
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A data file that cannot be used. The message is one line: where, expected, got, the fix."""
 
 

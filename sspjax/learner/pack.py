@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sspjax.config import ProposerConfig, RunConfig
+from sspjax.config import ConfigError, ProposerConfig, RunConfig
 from sspjax.types import Example, Role, Trajectory, Turn, UpdateBatch, noun
 
 
@@ -83,7 +83,7 @@ def update_shape(config: RunConfig, policy: str, *, batch_devices: int = 1) -> U
     learner = config.learner
     rows = learner.micro_rows or batch_devices
     if rows % batch_devices:
-        raise ValueError(
+        raise ConfigError(
             f"config.learner.micro_rows={rows}: rows are split over {batch_devices} devices; "
             f"use a multiple of {batch_devices}, or 0 for one row a device"
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from sspjax.errors import UserError
 from sspjax.retrieval.corpus import Corpus
 from sspjax.retrieval.encoder import Encoder, encode_corpus, encoder_kind, load_encoder
 from sspjax.retrieval.index import Index, IndexFolderError, build_index, load_index
@@ -19,7 +20,7 @@ matches; None means that this query's retrieval failed, after whatever retries t
 error text, and never an empty tuple for a failure: agents must not learn from either."""
 
 
-class RetrievalError(RuntimeError):
+class RetrievalError(UserError, RuntimeError):
     """The retriever cannot serve at all: nothing that was asked has a result."""
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from sspjax.errors import UserError
 from sspjax.retrieval.corpus import Corpus
 from sspjax.types import Document, record
 
@@ -26,7 +27,7 @@ PASSAGES_PER_CALL = 512
 """Passages encoded at a time: 16 MB of vectors at 8,192 dimensions."""
 
 
-class EncoderError(ValueError):
+class EncoderError(UserError, ValueError):
     """An encoder that is unknown, or whose saved state cannot be read."""
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sspjax.errors import UserError
 from sspjax.retrieval.encoder import Encoder
 from sspjax.retrieval.jax_search import JaxSearch
 from sspjax.retrieval.scann_search import HASHED, ScannSearch, scann_installed
@@ -48,7 +49,7 @@ Kind = Literal["exact", "hashed"]
 PARAMETERS: Mapping[Kind, Mapping[str, Any]] = {"exact": {}, "hashed": HASHED}
 
 
-class IndexFolderError(ValueError):
+class IndexFolderError(UserError, ValueError):
     """An index folder that cannot be written, is damaged, or belongs to something else."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 
+from sspjax.errors import UserError
 from sspjax.types import record
 
 GRID = np.float32(2.0**24)
@@ -31,7 +32,7 @@ MISSING = np.iinfo(np.int64).min
 """The rank of no result, below every other."""
 
 
-class VectorError(ValueError):
+class VectorError(UserError, ValueError):
     """Vectors that cannot be searched: wrong shape, not finite, or not normalised."""
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from sspjax.errors import UserError
+
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 END_NAMES = (ENDOFTEXT, IM_END, "<|eot_id|>", "<|end_of_text|>", "</s>")
@@ -43,7 +45,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _CONFIG_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError, ValueError):
     """A vocabulary that cannot be read, or that cannot do what is asked of it."""
 
 

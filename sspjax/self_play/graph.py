@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sspjax.errors import UserError
 from sspjax.types import Triple, noun
 
 Path = tuple[Triple, ...]
 """Triples in which each one starts where the one before it ends."""
 
 
-class GraphError(ValueError):
+class GraphError(UserError, ValueError):
     """Entities and triples that do not make a graph."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from sspjax.errors import UserError
 from sspjax.rollout.prompts.layout import prompt_ids
 from sspjax.rollout.prompts.neutral import neutralise
 from sspjax.rollout.prompts.prompt_set import PromptSet
@@ -15,7 +16,7 @@ from sspjax.rollout.tokenizer import Tokenizer
 from sspjax.types import Act, Document, Message, Prompt, Question, Role, Seed
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(UserError, ValueError):
     """A proposer's or solver's prompt does not fit; the message names the key to raise."""
 
 
