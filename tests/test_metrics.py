@@ -349,6 +349,19 @@ def test_without_a_terminal_every_step_is_a_log_line(caplog):
     ]
 
 
+def test_log_lines_may_be_fewer_than_steps(caplog):
+    caplog.set_level(logging.INFO, logger="sspjax.metrics")
+    console = rich.console.Console(file=io.StringIO())
+    with metrics.Progress("warm start", 7, console=console, every=3, clock=lambda: 0.0) as progress:
+        for step in (1, 2, 3, 4, 5, 6, 7, 7):
+            progress.update(step, loss=step / 8)
+    assert [record.getMessage().split(", ")[:2] for record in caplog.records] == [
+        ["warm start 3/7", "loss 0.375"],
+        ["warm start 6/7", "loss 0.750"],
+        ["warm start 7/7", "loss 0.875"],
+    ]
+
+
 def test_on_a_terminal_one_line_is_kept_up_to_date():
     screen = io.StringIO()
     console = rich.console.Console(file=screen, force_terminal=True, width=100)
