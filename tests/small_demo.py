@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     c.world.kind = "miniwiki"
     c.world.entities = 40
     c.world.questions = 4
-    c.warm_start.steps = 16
+    c.warm_start.steps = 20
     c.warm_start.worlds = 1
     c.warm_start.batch = 16
     c.warm_start.proposer_share = 0.3

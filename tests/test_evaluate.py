@@ -68,7 +68,7 @@ def test_results_of_a_run_as_json_as_trajectories_and_as_a_table(finished_demo, 
     assert results["avg"] == summary["avg_em"]
     assert results["config"]["eval"]["temperature"] == 0.0
     # Its own checkpoint of step 0 was dropped for later ones.
-    assert results["checkpoint"] == str(workdir / "checkpoints" / "warm_start" / "16")
+    assert results["checkpoint"] == str(workdir / "checkpoints" / "warm_start" / "20")
     rows = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
     assert [row["id"].split("/")[0] for row in rows] == ["1hop"] * 4 + ["2hop"] * 4
     assert all(row["turns"][0]["sampled"] for row in rows)
