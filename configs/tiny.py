@@ -17,15 +17,16 @@ def get_config() -> ConfigDict:
     c.batch = 16
 
     c.world.kind = "miniwiki"
-    c.warm_start.steps = 500
+    c.warm_start.steps = 900
     c.warm_start.worlds = 20
-    c.warm_start.batch = 48
+    c.warm_start.batch = 32
+    c.warm_start.learning_rate = 6e-3
     c.warm_start.copy_steps = 250
 
     c.model.preset = "tiny"
     c.model.prompts = "tiny"
     c.model.dtype = "float32"
-    c.model.vocab_size = 1152
+    c.model.vocab_size = 1280
     c.model.attention_block = 64
     c.model.remat = False
 
@@ -61,7 +62,7 @@ def get_config() -> ConfigDict:
     c.learner.b2 = 0.95
     c.learner.weight_decay = 0.0
     c.learner.row_tokens = 256
-    c.learner.micro_rows = 4
+    c.learner.micro_rows = 2
 
     c.rollout.slots = 32
     c.rollout.extend_rows = 8

@@ -60,25 +60,25 @@ COMPANY_WORDS += ("Paper", "Radio", "Bank")
 
 POOLS: dict[str, tuple[Pool, ...]] = {
     "person": (
-        Pool(base=32, endings=("ra", "len", "mi", "so"), first_syllable=3),
-        Pool(base=44, endings=("rvik", "ndal", "stor", "lby"), first_syllable=11),
+        Pool(base=60, endings=("ra", "len", "mi", "so"), first_syllable=3),
+        Pool(base=80, endings=("rvik", "ndal", "stor", "lby"), first_syllable=11),
     ),
     "city": (
-        Pool(base=42, endings=("lmar", "ndor", "vash"), first_syllable=23),
+        Pool(base=80, endings=("lmar", "ndor", "vash"), first_syllable=23),
         Pool(base=len(CITY_WORDS), closed=CITY_WORDS),
     ),
     "company": (
-        Pool(base=48, endings=("tron", "gard", "plax"), first_syllable=31),
+        Pool(base=80, endings=("tron", "gard", "plax"), first_syllable=31),
         Pool(base=len(COMPANY_WORDS), closed=COMPANY_WORDS),
     ),
     "film": (
-        Pool(base=29, endings=("dane", "zene"), first_syllable=42),
-        Pool(base=29, endings=("thel", "rune"), first_syllable=55),
+        Pool(base=60, endings=("dane", "zene"), first_syllable=42),
+        Pool(base=60, endings=("thel", "rune"), first_syllable=55),
     ),
     "country": (Pool(base=42, endings=("via", "stan", "lund"), first_syllable=60),),
     "alias": (
-        Pool(base=37, endings=("lith", "mbur"), first_syllable=7),
-        Pool(base=37, endings=("pek", "ruk"), first_syllable=19),
+        Pool(base=44, endings=("lith", "mbur"), first_syllable=7),
+        Pool(base=44, endings=("pek", "ruk"), first_syllable=19),
     ),
 }
 """Kind to the pools its names are put together from.

@@ -67,14 +67,14 @@ def _qwen3(layers: int, width: int, mlp: int, heads: int, tied: bool):
 
 PRESETS = {
     "tiny": DecoderConfig(
-        vocab_size=1536,
+        vocab_size=1280,
         layers=2,
         width=128,
         mlp=384,
         heads=4,
         kv_heads=2,
         head_dim=32,
-        rope_theta=1e4,
+        rope_theta=1e3,
         qk_norm=True,
         tied=True,
     ),
