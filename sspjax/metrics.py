@@ -161,28 +161,34 @@ def _replace(path: pathlib.Path, lines: Iterable[str]) -> None:
 
 
 class Timers:
-    """Wall-clock seconds of the named parts of a step; parts with one name add up."""
+    """Wall-clock and CPU seconds of the named parts of a step; parts with one name add up."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ):
+        """`cpu_clock` counts every thread of the process, the device threads of a CPU included."""
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Adds the time spent inside, an exception's included."""
-        start = self._clock()
+        start, cpu_start = self._clock(), self._cpu_clock()
         try:
             yield
         finally:
-            self.add(name, self._clock() - start)
+            self.add(f"timing_s/{name}", self._clock() - start)
+            self.add(f"perf/cpu_s/{name}", self._cpu_clock() - cpu_start)
 
     def add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """`timing_s/<name>` of everything since the last call."""
+        """`timing_s/<name>` and `perf/cpu_s/<name>` of everything since the last call."""
         seconds, self._seconds = self._seconds, {}
-        return {f"timing_s/{name}": value for name, value in seconds.items()}
+        return seconds
 
 
 class CompileCounter:

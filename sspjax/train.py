@@ -514,7 +514,7 @@ def work_metrics(game: Game) -> dict[str, float]:
     """Times and amounts of work of one step, on this process."""
     work = game.players.take_work()
     timings = game.timers.take()
-    gen = sum(seconds for name, seconds in timings.items() if "/gen/" in name)
+    gen = sum(seconds for name, seconds in timings.items() if name.startswith("timing_s/gen/"))
     counts = work.counts
     return {
         **timings,

@@ -151,15 +151,22 @@ def test_damage_that_no_kill_explains_is_an_error(tmp_path):
 
 def test_timers_add_up_and_start_over():
     ticks = iter([0.0, 1.5, 10.0, 10.25, 20.0, 23.0])
-    timers = metrics.Timers(clock=lambda: next(ticks))
+    cpu_ticks = iter([0.0, 0.5, 1.0, 1.25, 2.0, 2.0])
+    timers = metrics.Timers(clock=lambda: next(ticks), cpu_clock=lambda: next(cpu_ticks))
     with timers.measure("gen"):
         pass
     with timers.measure("gen"):
         pass
     with pytest.raises(KeyError), timers.measure("update"):
         raise KeyError
-    timers.add("wait", 0.5)
-    assert timers.take() == {"timing_s/gen": 1.75, "timing_s/update": 3.0, "timing_s/wait": 0.5}
+    timers.add("timing_s/wait", 0.5)
+    assert timers.take() == {
+        "timing_s/gen": 1.75,
+        "timing_s/update": 3.0,
+        "timing_s/wait": 0.5,
+        "perf/cpu_s/gen": 0.75,
+        "perf/cpu_s/update": 0.0,
+    }
     assert timers.take() == {}
 
 
