@@ -17,11 +17,10 @@ def get_config() -> ConfigDict:
     c.batch = 16
 
     c.world.kind = "miniwiki"
-    c.warm_start.steps = 900
+    c.warm_start.steps = 1100
     c.warm_start.worlds = 20
-    c.warm_start.batch = 32
-    c.warm_start.learning_rate = 6e-3
-    c.warm_start.copy_steps = 250
+    c.warm_start.batch = 40
+    c.warm_start.copy_steps = 300
 
     c.model.preset = "tiny"
     c.model.prompts = "tiny"

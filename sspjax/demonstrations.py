@@ -97,6 +97,26 @@ class Script:
             return None
         return self._trajectory(prompt, (), Act.ANSWER, self.world.mention(question.path[-1]))
 
+    def drill(self, rng: random.Random) -> Trajectory:
+        """Writes down the names in its prompt, half of the time in another order.
+
+        Every token is a copy, so that copying is learnt here first and used elsewhere soon after.
+        """
+        names = [n for e in self.world.graph.entities.values() for n in e.names]
+        chosen = rng.sample(names, rng.randint(2, 8))
+        text = " ".join(chosen)
+        question = Question(uid="drill", text=f"{text} ?", answer=text)
+        if rng.random() < 0.5:
+            rng.shuffle(chosen)
+        prompt = solver_prompt(
+            self.prompt_set,
+            self.tokenizer,
+            question,
+            "demonstration",
+            self.config.solver.prompt_tokens,
+        )
+        return self._trajectory(prompt, (), Act.ANSWER, " ".join(chosen))
+
     def solver(
         self, rng: random.Random, hops: int, *, lazy: WarmStartConfig | None = None
     ) -> Trajectory | None:
@@ -260,7 +280,7 @@ def _stream(
     while True:
         script, draw = rng.choice(scripts), rng.random()
         if copying:
-            made = script.reader(rng, short=True) if draw < 0.5 else script.solver(rng, 1)
+            made = _first_lesson(script, draw, rng)
         elif draw < config.proposer_share:
             made = script.proposer(rng)
         elif draw < config.proposer_share + config.reader_share:
@@ -269,6 +289,12 @@ def _stream(
             made = script.solver(rng, rng.choice((1, 2)), lazy=config)
         if made is not None:
             yield made
+
+
+def _first_lesson(script: Script, draw: float, rng: random.Random) -> Trajectory | None:
+    if draw < 0.4:
+        return script.drill(rng)
+    return script.reader(rng, short=True) if draw < 0.7 else script.solver(rng, 1)
 
 
 def _asked(question: WorldQuestion) -> Question:

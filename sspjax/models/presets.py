@@ -74,7 +74,7 @@ PRESETS = {
         heads=4,
         kv_heads=2,
         head_dim=32,
-        rope_theta=1e3,
+        rope_theta=1e4,
         qk_norm=True,
         tied=True,
     ),
