@@ -24,6 +24,9 @@ from sspjax.rollout.sampling import sample
 from sspjax.rollout.stop import Automaton
 from sspjax.types import Cache, Params, SlotState
 
+_VECTOR = 8
+"""Floats of a vector register in the code that XLA makes for CPUs."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineShape:
@@ -35,7 +38,7 @@ class EngineShape:
     prompt_length: int
     """Longest prompt; what `copy` copies."""
     rows: int
-    """Rows of one extend or copy call."""
+    """Rows of one extend call."""
     chunk: int
     """Tokens of one extend call, for each of its rows."""
     decode_tokens: int
@@ -75,9 +78,10 @@ class EngineCounts:
 
     generated: int = 0
     prefilled: int = 0
-    """Tokens of prompts and observations put into the cache by the model, padding excluded."""
+    """Tokens put into the cache by `extend`, padding excluded: all but the last of every prompt
+    that was prefilled, and as many as every observation has."""
     copied: int = 0
-    """Prompt tokens that were copied instead of prefilled."""
+    """Prompt tokens that were copied instead of prefilled (all but the last of each copy)."""
     slot_steps: int = 0
     """Slots x decode steps that ran."""
 
@@ -102,10 +106,11 @@ class Engine:
             )
         self.shape = shape
         self.counts = EngineCounts()
-        self._cache = jax.jit(lambda: model.empty_cache(shape.slots, shape.length))()
+        self._lanes = _lanes(model, shape)
+        self._cache = jax.jit(lambda: model.empty_cache(self._lanes, shape.length))()
         self._table = jax.device_put(automaton.table, model.layout.replicated())
         self._completed = jax.device_put(automaton.completed, model.layout.replicated())
-        self._state = _idle(shape.slots)
+        self._state = _idle(self._lanes)
         statics = dict(model=model, shape=shape)
         self._extend = jax.jit(functools.partial(_extend, **statics), donate_argnums=1)
         self._copy = jax.jit(functools.partial(_copy, **statics), donate_argnums=0)
@@ -118,26 +123,47 @@ class Engine:
         """bool[S]: slots that are sampling."""
         return self._state.active
 
+    def clear(self) -> None:
+        """Stops every slot: what an interrupted play left behind samples no further."""
+        self._state = _idle(self._lanes)
+
     def prefill(self, params: Params, prompts: Mapping[int, np.ndarray]) -> None:
-        """Puts a prompt into each given slot, replacing what was there."""
-        for slot in prompts:
+        """Puts a prompt into each given slot, replacing what was there.
+
+        Raises ValueError for an empty prompt and for one over `prompt_length` tokens.
+        """
+        longest = self.shape.prompt_length
+        for slot, ids in prompts.items():
+            if not 1 <= len(ids) <= longest:
+                raise ValueError(
+                    f"slot {slot}: expected a prompt of 1 to {longest} tokens, got {len(ids)}; "
+                    "a role's prompts are held to its prompt_tokens"
+                )
             self._state.length[slot] = 0
         self._feed(params, {slot: np.asarray(ids) for slot, ids in prompts.items()})
 
     def copy_prompts(self, pairs: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
-        """Copies the prompt of slot `source` (of `length` tokens) to slot `target`."""
-        rows, nowhere = self.shape.rows, self.shape.slots
-        for i in range(0, len(pairs), rows):
-            part = pairs[i : i + rows]
-            source = np.zeros(rows, np.int32)
-            target = np.full(rows, nowhere, np.int32)
-            source[: len(part)] = [s for s, _ in part]
-            target[: len(part)] = [t for _, t in part]
-            self._cache = self._copy(self._cache, source, target)
-        self.counts.copied += sum(lengths)
+        """Copies the prompt of slot `source` (of `length` tokens) to slot `target`.
+
+        No target is the source of another pair.
+        """
+        if not pairs:
+            return
+        source, target = np.zeros((2, self._lanes), np.int32)
+        source[: len(pairs)], target[: len(pairs)] = np.transpose(pairs)
+        self._cache = self._copy(self._cache, source, target, np.int32(len(pairs)))
+        self.counts.copied += sum(length - 1 for length in lengths)
 
     def start(self, slot: int, prompt: np.ndarray, stream: np.ndarray, sampling: Sampling) -> None:
-        """Begins a trajectory in a slot whose cache already starts with the prompt."""
+        """Begins a trajectory in a slot whose cache already starts with the prompt.
+
+        Raises ValueError for top-k or top-p where the shape is not `truncated`.
+        """
+        if (sampling.top_k > 0 or sampling.top_p < 1) and not self.shape.truncated:
+            raise ValueError(
+                f"slot {slot}: expected top_k=0 and top_p=1, got top_k={sampling.top_k} and "
+                f"top_p={sampling.top_p}; build the engine with EngineShape.truncated=True"
+            )
         s = self._state
         s.length[slot] = len(prompt) - 1
         s.pending[slot] = prompt[-1]
@@ -148,7 +174,10 @@ class Engine:
         s.top_p[slot] = sampling.top_p
 
     def append(self, params: Params, observations: Mapping[int, np.ndarray]) -> None:
-        """Extends each slot's context by forced tokens (at least one), once."""
+        """Extends each slot's context by forced tokens (at least one), once.
+
+        Raises ValueError where they do not fit into the slot's cache.
+        """
         s, fed = self._state, {}
         for slot, ids in observations.items():
             fed[slot] = np.concatenate([s.pending[slot : slot + 1], ids])
@@ -156,7 +185,13 @@ class Engine:
         self._feed(params, fed)
 
     def begin_turn(self, slot: int, stops: int, budget: int) -> None:
-        """Lets a slot sample up to `budget` tokens, until a tag of the bit set `stops` ends."""
+        """Lets a slot sample up to `budget` tokens, until a tag of the bit set `stops` ends.
+
+        Raises ValueError for a budget below 1 or beyond the slot's cache.
+        """
+        if budget < 1:
+            raise ValueError(f"slot {slot}: expected a turn of at least 1 token, got {budget}")
+        self._check_room(slot, budget)
         s = self._state
         s.active[slot] = True
         s.automaton[slot] = 0
@@ -189,6 +224,8 @@ class Engine:
         """Runs all but the last token of each row through the model, `rows` x `chunk` at a time."""
         shape, state = self.shape, self._state
         left = {slot: ids[:-1] for slot, ids in fed.items() if len(ids) > 1}
+        for slot, ids in left.items():
+            self._check_room(slot, len(ids))
         self.counts.prefilled += sum(len(ids) for ids in left.values())
         while left:
             batch = list(left)[: shape.rows]
@@ -203,6 +240,28 @@ class Engine:
                 if len(rest):
                     left[slot] = rest
             self._cache = self._extend(params, self._cache, tokens, slots, start, count)
+
+    def _check_room(self, slot: int, tokens: int) -> None:
+        # The device drops what is written beyond a cache, and would go on without it.
+        used, length = int(self._state.length[slot]), self.shape.length
+        if used + tokens > length:
+            raise ValueError(
+                f"slot {slot}: expected at most {length - used} more tokens, got {tokens}; "
+                f"EngineShape.length={length} must hold a prompt and its response"
+            )
+
+
+def _lanes(model: Model, shape: EngineShape) -> int:
+    """Rows of the device arrays: the slots, and on CPUs idle ones up to whole vectors.
+
+    What is left over of a vector loop runs in code whose exp and log round differently, so the bits
+    of a row would depend on whether it is among the last.
+    """
+    ways = model.layout.ways("slots")
+    share = shape.slots // ways
+    if model.layout.mesh.devices.flat[0].platform != "cpu" or share == 1:
+        return shape.slots
+    return -(-share // _VECTOR) * _VECTOR * ways
 
 
 def _idle(slots: int) -> SlotState:
@@ -228,15 +287,21 @@ def _extend(params, cache, tokens, slots, start, count, *, model: Model, shape: 
     return model.extend(params, cache, tokens, slots, start, count)
 
 
-def _copy(cache: Cache, source, target, *, model: Model, shape: EngineShape) -> Cache:
-    """Copies the first `prompt_length` rows of each source; targets out of range are dropped."""
+def _copy(cache: Cache, source, target, count, *, model: Model, shape: EngineShape) -> Cache:
+    """Copies the first `prompt_length` rows of `count` sources, one after another: a gather of all
+    at once would hold them all a second time.
+    """
 
-    def copied(x: jax.Array) -> jax.Array:
-        return x.at[:, target, : shape.prompt_length].set(
-            x[:, source, : shape.prompt_length], mode="drop"
-        )
+    def copy_one(i, cache: Cache) -> Cache:
+        pair = [jax.lax.dynamic_slice_in_dim(x, i, 1) for x in (source, target)]
 
-    return Cache(keys=copied(cache.keys), values=copied(cache.values))
+        def copied(x: jax.Array) -> jax.Array:
+            prompt = x[:, pair[0], : shape.prompt_length]
+            return x.at[:, pair[1], : shape.prompt_length].set(prompt)
+
+        return Cache(keys=copied(cache.keys), values=copied(cache.values))
+
+    return jax.lax.fori_loop(0, count, copy_one, cache)
 
 
 def _decode(
@@ -288,13 +353,13 @@ def _decode(
         )
         return cache, state, column(tokens, token), column(logprobs, logprob), count + one, step + 1
 
-    out = (shape.slots, shape.decode_tokens)
+    out = (*entered.shape, shape.decode_tokens)
     carry = (
         cache,
         state,
         jnp.zeros(out, jnp.int32),
         jnp.zeros(out, jnp.float32),
-        jnp.zeros(shape.slots, jnp.int32),
+        jnp.zeros(entered.shape, jnp.int32),
         jnp.int32(0),
     )
     cache, state, tokens, logprobs, count, steps = jax.lax.while_loop(more, token_step, carry)
