@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import pytest
+from miniature import Miniature, write_answers
 from processes import python_environment
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -43,3 +44,13 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return FinishedDemo(config, workdir, done.stdout, time.monotonic() - start)
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    """The miniature after its warm start, at step 0 of self-play; tests run copies of it."""
+    folder = tmp_path_factory.mktemp("miniature")
+    write_answers(folder / "answers.jsonl")
+    run = Miniature(folder / "taught", folder / "answers.jsonl", folder / "compiled")
+    run.train({"steps": 0})
+    return run
