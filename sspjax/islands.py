@@ -28,8 +28,12 @@ class IslandCopy:
         # Every island side by side, in the order of the global mesh's devices.
         devices = train.mesh.devices.reshape(-1, slots, tensor)
         world = Mesh(devices, ("island", "slots", "tensor"), axis_types=(AxisType.Auto,) * 3)
-        if not set(island.mesh.devices.flat) <= {d for row in devices for d in row.flat}:
-            raise ValueError("the island's devices are not part of the training mesh")
+        if not any(np.array_equal(row, island.mesh.devices) for row in devices):
+            raise ValueError(
+                f"expected the island to be one of the training mesh's runs of {slots} x {tensor} "
+                f"devices, in order, got {[d.id for d in island.mesh.devices.flat]} of "
+                f"{[d.id for d in train.mesh.devices.flat]}"
+            )
         out = {name: NamedSharding(world, island.spec(a)) for name, a in axes.items()}
         self._local = {name: NamedSharding(island.mesh, island.spec(a)) for name, a in axes.items()}
         self._copy = jax.jit(lambda params: cast_params(params, dtype), out_shardings=out)

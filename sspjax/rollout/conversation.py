@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from sspjax.types import Act, Params, Prompt, Stop, Trajectory, Turn
 TERMINAL = {Act.ANSWER: Stop.ANSWER, Act.QUESTION: Stop.QUESTION}
 Watch = Callable[[str, Turn], None]
 """Called with (trajectory uid, turn) as turns are finished."""
+
+
+class ToolError(RuntimeError):
+    """A tool raised, or broke its contract; what it cannot answer it should report as failed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,9 @@ class Conversations:
 
         `randomness` (seed, attempt, step, ...) together with a trajectory's uid, which is
         role/group/index in its group, determines everything that is sampled.
+
+        Raises ToolError where a tool breaks, and ValueError for prompts of one group that differ,
+        for an episode that does not fit into a slot, and for rules that leave no room for a turn.
         """
         loop = _Loop(self, params, rules, randomness, policy_step, watch)
         return loop.run(prompts)
@@ -128,6 +135,7 @@ class _Loop:
         self.params, self.rules = params, rules
         self.randomness, self.policy_step, self.watch = randomness, policy_step, watch
         self.smallest = smallest_observation(self.prompt_set, self.tokenizer)
+        _check_rules(rules, self.smallest)
         self.allowed = (*rules.tools, rules.final)
         self.stops = stop_bits(self.allowed)
         self.queue: collections.deque[_Episode] = collections.deque()
@@ -139,12 +147,18 @@ class _Loop:
         self.tool_seconds = self.exposed_seconds = 0.0
 
     def run(self, prompts: Sequence[Prompt]) -> Played:
+        _check_room(prompts, self.rules.response_tokens, self.engine.shape.length)
         self.queue.extend(_episodes(prompts))
-        while self.queue or self.playing:
-            self._admit()
-            self._collect()
-            if self.engine.active.any():
-                self._submit(self._decode())
+        self.engine.clear()
+        try:
+            while self.queue or self.playing:
+                self._admit()
+                self._collect()
+                if self.engine.active.any():
+                    self._submit(self._decode())
+        finally:
+            for _, future in self.running:
+                future.cancel()
         return Played(
             trajectories=tuple(self.done[i] for i in range(len(prompts))),
             tool_seconds=self.tool_seconds,
@@ -253,15 +267,18 @@ class _Loop:
 
     def _collect(self) -> None:
         """Takes the tool answers that are there; waits for them where nothing else can go on."""
-        must_wait = self.deterministic or not self.engine.active.any()
-        ready, self.running = (
-            (self.running, []) if must_wait else _split(self.running, lambda entry: entry[1].done())
-        )
+        waiting_since = time.perf_counter()
+        futures = [future for _, future in self.running]
+        if self.deterministic:
+            wait(futures)
+        elif not self.engine.active.any():
+            wait(futures, return_when=FIRST_COMPLETED)
+        self.exposed_seconds += time.perf_counter() - waiting_since
+        ready = [entry for entry in self.running if entry[1].done()]
+        self.running = [entry for entry in self.running if entry not in ready]
         observations: dict[int, np.ndarray] = {}
         for calls, future in ready:
-            waiting_since = time.perf_counter()
-            results, seconds = future.result()
-            self.exposed_seconds += time.perf_counter() - waiting_since
+            results, seconds = _answers(calls, future)
             self.tool_seconds += seconds
             for call, result in zip(calls, results, strict=True):
                 ids = self._observe(call.slot, result)
@@ -304,11 +321,39 @@ class _Loop:
         )
 
 
+def _check_rules(rules: Rules, smallest: int) -> None:
+    least = min(rules.max_turns, rules.response_tokens, rules.turn_tokens)
+    if least < 1:
+        raise ValueError(
+            f"expected max_turns, response_tokens and turn_tokens of at least 1, got "
+            f"{rules.max_turns}, {rules.response_tokens} and {rules.turn_tokens}"
+        )
+    if rules.tools and rules.observation_tokens < smallest:
+        raise ValueError(
+            f"expected observation_tokens of at least {smallest}, what a tool's text without "
+            f"passages takes, got {rules.observation_tokens}: every tool call would end its episode"
+        )
+
+
+def _check_room(prompts: Sequence[Prompt], response_tokens: int, capacity: int) -> None:
+    longest = max((len(p.token_ids) for p in prompts), default=0)
+    if longest + response_tokens > capacity:
+        raise ValueError(
+            f"expected prompt and response to fit into a slot of {capacity} tokens, got a prompt "
+            f"of {longest} and response_tokens={response_tokens}: build the engine for this role"
+        )
+
+
 def _episodes(prompts: Sequence[Prompt]) -> Iterable[_Episode]:
     """One episode a prompt, groups together in order of first appearance."""
     groups: dict[str, list[_Episode]] = {}
     for index, prompt in enumerate(prompts):
         members = groups.setdefault(prompt.group, [])
+        if members and not np.array_equal(members[0].prompt.token_ids, prompt.token_ids):
+            raise ValueError(
+                f"group {prompt.group}: expected one prompt, got two that differ; a group shares "
+                "its prefill, so give every prompt text a group of its own"
+            )
         uid = f"{prompt.role.name.lower()}/{prompt.group}/{len(members)}"
         members.append(_Episode(index=index, uid=uid, prompt=prompt))
     return [episode for members in groups.values() for episode in members]
@@ -319,5 +364,16 @@ def _timed(tool: Tool, arguments: list[str]) -> tuple[list[Observation], float]:
     return tool.run(arguments), time.perf_counter() - began
 
 
-def _split(items: list, chosen: Callable) -> tuple[list, list]:
-    return [x for x in items if chosen(x)], [x for x in items if not chosen(x)]
+def _answers(calls: Sequence[_Call], future: Future) -> tuple[list[Observation], float]:
+    """One observation a call and the seconds they took; raises ToolError."""
+    error = future.exception()
+    asked = f"{calls[0].act.value}: {len(calls)} calls, the first {calls[0].argument!r}"
+    if error is not None:
+        raise ToolError(
+            f"{asked}: expected observations, got {type(error).__name__}: {error}; a tool reports "
+            "what it cannot answer as Observation(failed=True)"
+        ) from error
+    results, seconds = future.result()
+    if len(results) != len(calls):
+        raise ToolError(f"{asked}: expected one observation for each, got {len(results)}")
+    return results, seconds

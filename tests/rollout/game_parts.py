@@ -167,13 +167,54 @@ def reciter(devices: int = 1) -> Reciter:
     return Reciter(island_layout(MeshConfig(island_tensor=1), 1, jax.devices()[:devices]))
 
 
+SCRIPTS = 64
+
+
 def scripts(lines: Sequence[Sequence[int]]) -> np.ndarray:
-    """Lines of token ids, each starting with its own number; what follows a line is eos."""
-    table = np.full((len(lines), LENGTH + 1), tokenizer().eos_id, np.int32)
+    """i32[SCRIPTS, LENGTH + 1] of lines, each starting with its own number; then comes eos."""
+    table = np.full((SCRIPTS, LENGTH + 1), tokenizer().eos_id, np.int32)
     for i, line in enumerate(lines):
         assert line[0] == i, "a line is found by its first token"
-        table[i, : len(line)] = line
+        fitting = line[: LENGTH + 1]
+        table[i, : len(fitting)] = fitting
     return table
+
+
+# Made once for all tests of a process: compiling is what takes the time ---------------------------
+
+SHAPES = {1: (1, 32, 32), 4: (1, 8, 3), 7: (4, 32, 32), 16: (4, 8, 3), 128: (4, 32, 32)}
+"""Slots to (rows of an extend call, tokens of its chunk, tokens of a decode call)."""
+
+
+@functools.cache
+def weights() -> dict[str, jax.Array]:
+    return placed(model())
+
+
+@functools.cache
+def engine_of(slots: int) -> Engine:
+    rows, chunk, decode_tokens = SHAPES[slots]
+    return make_engine(slots, rows=rows, chunk=chunk, decode_tokens=decode_tokens)
+
+
+@functools.cache
+def reciting_engine() -> Engine:
+    """Of 13 slots, so that the device's rows are more than the slots."""
+    return make_engine(13, rows=4, chunk=8, decode_tokens=16, where=reciter())
+
+
+@functools.cache
+def whole_context():
+    """(256 tokens, n) to the logits after the first n, all computed anew each time."""
+    where, size = model(), 256
+
+    @jax.jit
+    def logits(tokens, n):
+        positions, segments = jnp.arange(size)[None], jnp.ones((1, size), jnp.int32)
+        hidden = where.hidden(weights(), tokens[None], positions, segments)
+        return where.unembed(weights(), hidden[0, n - 1])
+
+    return logits
 
 
 # The game -----------------------------------------------------------------------------------------

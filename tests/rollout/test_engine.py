@@ -1,19 +1,20 @@
 """The engine by itself: caches, slots, budgets, tags and programs."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from game_parts import (
     LENGTH,
     PROMPT_LENGTH,
+    engine_of,
     make_engine,
     model,
-    placed,
     reciter,
+    reciting_engine,
     scripts,
     token,
     tokenizer,
+    weights,
+    whole_context,
 )
 
 from sspjax.config import ConfigError
@@ -29,27 +30,22 @@ SEARCH_OR_ANSWER = stop_bits([Act.SEARCH, Act.ANSWER])
 EOS = tokenizer().eos_id
 
 
-@pytest.fixture(scope="module")
-def reciting():
-    """13 slots, so that the device's rows are more than the slots."""
-    return make_engine(13, rows=4, chunk=8, decode_tokens=16, where=reciter())
-
-
-@pytest.fixture(scope="module")
-def speaking():
-    return make_engine(6, rows=4, chunk=8, decode_tokens=16)
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return placed(model())
+@pytest.fixture
+def engine():
+    """A reciting engine as if it were new."""
+    made = reciting_engine()
+    made.clear()
+    made.counts = EngineCounts()
+    return made
 
 
 @pytest.fixture
-def engine(reciting):
-    reciting.clear()
-    reciting.counts = EngineCounts()
-    return reciting
+def speaking():
+    """An engine of the decoder: 16 slots, calls of 4 x 8 forced and 3 sampled tokens."""
+    made = engine_of(16)
+    made.clear()
+    made.counts = EngineCounts()
+    return made
 
 
 def begin(engine, table, lines, *, stops=SEARCH_OR_ANSWER, budget=32, sampling=GREEDY) -> None:
@@ -68,55 +64,47 @@ def encoded(text: str) -> list[int]:
 # Against the whole context ------------------------------------------------------------------------
 
 
-def test_extended_cache_gives_the_logits_of_the_whole_context(speaking, weights):
+def test_extended_cache_gives_the_logits_of_the_whole_context(speaking):
     """Prompt, sampled turn, forced tokens, sampled turn, in slots that started apart."""
     rng = np.random.default_rng(0)
     said = {slot: rng.integers(3, 250, n).astype(np.int32) for slot, n in ((0, 1), (3, 9), (5, 40))}
-    logprobs = {slot: [] for slot in said}
-    speaking.clear()
-    begin(speaking, weights, said, stops=0, budget=7, sampling=WARM)
+    measured = []
+    begin(speaking, weights(), said, stops=0, budget=7, sampling=WARM)
     for forced in (21, 1, 8):
         while speaking.active.any():
-            out = speaking.decode(weights, 1.0)
+            out = speaking.decode(weights(), 1.0)
             for row, slot in enumerate(out.slots.tolist()):
-                said[slot] = np.append(said[slot], out.tokens[row, : out.count[row]])
-                logprobs[slot].append((len(said[slot]), out.logprobs[row, : out.count[row]]))
+                start, count = len(said[slot]), out.count[row]
+                said[slot] = np.append(said[slot], out.tokens[row, :count])
+                measured += [(slot, start + i, out.logprobs[row, i]) for i in range(count)]
         news = {slot: rng.integers(3, 250, forced).astype(np.int32) for slot in said}
-        speaking.append(weights, news)
+        speaking.append(weights(), news)
         for slot, ids in news.items():
             said[slot] = np.append(said[slot], ids)
             speaking.begin_turn(slot, 0, 5)
-
-    where, size = model(), 128
-    whole = jax.jit(
-        lambda tokens: where.unembed(
-            weights,
-            where.hidden(weights, tokens, jnp.arange(size)[None], jnp.ones((1, size), jnp.int32)),
-        )[0]
-    )
-    for slot, tokens in said.items():
-        logits = np.asarray(whole(np.resize(tokens, (1, size)))) / 0.8
-        for end, measured in logprobs[slot]:
-            for place, logprob in zip(range(end - len(measured), end), measured, strict=True):
-                before = logits[place - 1].astype(np.float64)
-                expected = before[tokens[place]] - np.logaddexp.reduce(before)
-                assert abs(logprob - expected) < 1e-4
+    assert len(measured) == 3 * (7 + 5 + 5)
+    for slot, place, logprob in measured:
+        logits = whole_context()(np.resize(said[slot], 256), place)
+        scaled = np.asarray(logits, np.float64) / 0.8
+        expected = scaled[said[slot][place]] - np.logaddexp.reduce(scaled)
+        assert abs(logprob - expected) < 1e-4
 
 
-def test_a_copied_prompt_is_the_prefilled_one_bit_for_bit(speaking, weights):
+def test_a_copied_prompt_is_the_prefilled_one_bit_for_bit(speaking):
     prompt = np.random.default_rng(1).integers(3, 250, PROMPT_LENGTH).astype(np.int32)
-    speaking.clear()
-    speaking.counts = EngineCounts()
-    speaking.prefill(weights, {4: prompt})
-    speaking.copy_prompts([(4, 0), (4, 1), (4, 2), (4, 3), (4, 5)], [PROMPT_LENGTH] * 5)
-    for slot in range(6):
+    others = [slot for slot in range(16) if slot != 4]
+    speaking.prefill(weights(), {4: prompt})
+    speaking.copy_prompts([(4, slot) for slot in others], [PROMPT_LENGTH] * 15)
+    for slot in range(16):
         speaking.start(slot, prompt, stream_key("same"), WARM)
-        speaking.begin_turn(slot, 0, 16)
-    out = speaking.decode(weights, 1.0)
-    assert all(np.array_equal(out.tokens[0], row) for row in out.tokens)
-    assert all(np.array_equal(out.logprobs[0], row) for row in out.logprobs)
+        speaking.begin_turn(slot, 0, 9)
+    for _ in range(3):
+        out = speaking.decode(weights(), 1.0)
+        assert out.tokens.shape == (16, 3)
+        assert all(np.array_equal(out.tokens[0], row) for row in out.tokens)
+        assert all(np.array_equal(out.logprobs[0], row) for row in out.logprobs)
     assert speaking.counts.prefilled == PROMPT_LENGTH - 1
-    assert speaking.counts.copied == 5 * (PROMPT_LENGTH - 1)
+    assert speaking.counts.copied == 15 * (PROMPT_LENGTH - 1)
 
 
 # Slots --------------------------------------------------------------------------------------------
