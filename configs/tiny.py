@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     c.batch = 16
 
     c.world.kind = "miniwiki"
-    c.warm_start.steps = 1100
+    c.warm_start.steps = 1500
     c.warm_start.worlds = 20
     c.warm_start.batch = 40
     c.warm_start.copy_steps = 300

@@ -6,6 +6,7 @@ token with a loss weight has ratio one, which makes its loss plain likelihood.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -79,9 +80,12 @@ def run(
 
 
 def rate(warm: WarmStartConfig, step: int) -> float:
-    """Learning rate of a step counted from 1: 20 steps up, constant, the last fifth down to 5%."""
-    left = (warm.steps - step) / (0.2 * warm.steps)
-    return warm.learning_rate * min(1.0, step / 20, max(0.05, left))
+    """Learning rate of a step counted from 1: 20 steps up, constant while it learns to copy, then
+    down to 5% along half a cosine.
+    """
+    done = max(0, step - warm.copy_steps) / max(1, warm.steps - warm.copy_steps)
+    shape = 0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2
+    return warm.learning_rate * min(1.0, step / 20) * shape
 
 
 def _scripts(config: RunConfig, tokenizer: Tokenizer) -> list[Script]:

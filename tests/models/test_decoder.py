@@ -41,8 +41,9 @@ def island(config, devices=1, **kwargs):
     return Model(config, layout, jnp.float32, block=8, **kwargs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("remat", [True, False])
+@pytest.mark.parametrize(
+    ("family", "remat"), [("llama", False), ("qwen2", False), ("qwen3", False), ("qwen3", True)]
+)
 def test_packed_segments_equal_single_sequences(family, remat):
     config = FAMILIES[family]
     params = random_params(config)
@@ -95,7 +96,7 @@ def test_every_parameter_names_its_axes_and_is_created_sharded():
     assert set(axes) == set(params)
     assert all(len(axes[name]) == x.ndim for name, x in params.items())
     assert params["gate"].sharding.shard_shape(params["gate"].shape) == (2, 32, 192)
-    assert params["embedding"].sharding.shard_shape((1536, 128)) == (640, 32)
+    assert params["embedding"].sharding.shard_shape((1280, 128)) == (640, 32)
 
 
 def test_an_axis_that_does_not_divide_is_an_error():
@@ -106,11 +107,9 @@ def test_an_axis_that_does_not_divide_is_an_error():
         train_layout(MeshConfig(data=3, fsdp=1))
 
 
-@pytest.mark.parametrize(
-    "mesh", [dict(fsdp=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2)]
-)
+@pytest.mark.parametrize("mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2)])
 def test_gradient_is_the_same_on_every_mesh(mesh):
-    config = FAMILIES["qwen3"]
+    config = dataclasses.replace(FAMILIES["qwen3"], layers=1)
     params = random_params(config)
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 64, (8, 16)).astype(np.int32)
@@ -119,7 +118,7 @@ def test_gradient_is_the_same_on_every_mesh(mesh):
     weight = rng.normal(size=(8, 16, 64)).astype(np.float32)
 
     def gradient(layout):
-        model = Model(config, layout, jnp.float32, block=8)
+        model = Model(config, layout, jnp.float32, block=16, remat=False)
 
         def loss(p):
             hidden = model.hidden(p, tokens, positions, segments)
