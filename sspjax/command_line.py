@@ -20,8 +20,16 @@ from ml_collections import ConfigDict
 from sspjax.config import ConfigError, RunConfig, freeze, override
 from sspjax.errors import UserError
 
-UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""What the system says of a disk that is full or not ours."""
+UNWRITABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""What the system says of a place that is full, not ours, or no folder."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:

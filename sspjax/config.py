@@ -327,7 +327,11 @@ def override(config: ConfigDict, key: str, text: str) -> None:
             raise ConfigError(f"config.{key}={text}: {group} is a value, not a group")
         node = node[group]
     _known(kind, leaf, key, text)
-    node[leaf] = _parse(_hints(kind)[leaf], text, key)
+    hint = _hints(kind)[leaf]
+    if dataclasses.is_dataclass(hint):
+        names = ", ".join(f.name for f in dataclasses.fields(hint))
+        raise ConfigError(f"config.{key}={text}: this is a group, not a value; it has {names}")
+    node[leaf] = _parse(hint, text, key)
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -355,8 +355,9 @@ def start_logging(*, main: bool = True) -> rich.console.Console:
     logging.basicConfig(level=logging.WARNING, format=layout, handlers=[handler], force=True)
     for ours in ("sspjax", "__main__"):
         logging.getLogger(ours).setLevel(logging.INFO if main else logging.WARNING)
-    # Orbax warns about each folder it opens to read; what fails there is raised.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax warns about each folder it opens to read, and logs every failure with its stack from
+    # several threads at once; what fails is raised as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return console
 
 
