@@ -158,8 +158,8 @@ class ProposerConfig:
     ] = "seq-mean-token-mean"
     role_weight: float = 1.0
     """Factor of this role's loss; 0 freezes the role."""
-    rewards: tuple[str, ...] = ("one_minus_p",)
-    tools: tuple[str, ...] = ("search",)
+    rewards: tuple[Literal["one_minus_p", "half", "modal"], ...] = ("one_minus_p",)
+    tools: tuple[Literal["search"], ...] = ("search",)
     max_turns: int = 10
     """Generations: 10 generations are at most 9 executed searches."""
     min_searches: int = 1
@@ -177,7 +177,7 @@ class ProposerConfig:
 class SolverConfig(ProposerConfig):
     group_size: int = 5
     estimator: Literal["raw", "batch_mean", "group_mean"] = "group_mean"
-    rewards: tuple[str, ...] = ("correct",)
+    rewards: tuple[Literal["correct"], ...] = ("correct",)
     min_searches: int = 0
 
 
@@ -406,6 +406,95 @@ def _parse(hint: Any, text: str, key: str) -> Any:
     return _checked(hint, text, key) if origin is Literal else text
 
 
+LEAST: Mapping[str, float] = {
+    "steps": 0,
+    "batch": 1,
+    "save_trajectories": 0,
+    "world.questions": 1,
+    "warm_start.steps": 0,
+    "warm_start.worlds": 0,
+    "warm_start.batch": 1,
+    "warm_start.learning_rate": 0,
+    "warm_start.copy_steps": 0,
+    "warm_start.observation_weight": 0,
+    "model.vocab_size": 0,
+    "model.attention_block": 1,
+    "model.logprob_chunk": 1,
+    "retrieval.topk": 1,
+    "retrieval.document_tokens": 1,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
+    "eval.every": 0,
+    "eval.questions": 1,
+    "eval.samples": 1,
+    "eval.temperature": 0,
+    **{
+        f"{role}.{name}": low
+        for role in ("proposer", "solver")
+        for name, low in (
+            ("group_size", 1),
+            ("role_weight", 0),
+            ("max_turns", 1),
+            ("min_searches", 0),
+            ("prompt_tokens", 1),
+            ("response_tokens", 1),
+            ("turn_tokens", 1),
+            ("observation_tokens", 1),
+            ("temperature", 0),
+            ("top_k", 0),
+        )
+    },
+    "verify.samples": 1,
+    "verify.noise": 0,
+    "verify.prompt_tokens": 1,
+    "verify.answer_tokens": 1,
+    "verify.temperature": 0,
+    "shortfall.clear_every": 0,
+    "learner.minibatches.proposer": 1,
+    "learner.minibatches.solver": 1,
+    "learner.clip_low": 0,
+    "learner.clip_high": 0,
+    "learner.kl": 0,
+    "learner.learning_rate": 0,
+    "learner.warmup": 0,
+    "learner.weight_decay": 0,
+    "learner.grad_clip": 0,
+    "learner.micro_rows": 0,
+    "rollout.slots": 1,
+    "rollout.chunk": 1,
+    "rollout.extend_rows": 0,
+    "rollout.decode_tokens": 1,
+    "mesh.island_tensor": 0,
+}
+"""Lowest value of a number (NaN is below all)."""
+
+SHARES = (
+    "warm_start.proposer_share",
+    "warm_start.reader_share",
+    "warm_start.lazy_one_hop",
+    "warm_start.lazy_two_hop",
+    "judge.max_failures",
+    "proposer.top_p",
+    "solver.top_p",
+    "shortfall.keep",
+    "shortfall.max_success",
+    "learner.b1",
+    "learner.b2",
+)
+"""Numbers in 0..1."""
+
+
+def _by_key(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value under its dotted key."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _by_key(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
 def _cross_check(c: RunConfig) -> None:
     """Combinations that cannot work, cheapest first."""
 
@@ -413,35 +502,23 @@ def _cross_check(c: RunConfig) -> None:
         if not ok:
             raise ConfigError(message)
 
-    for name, value, low in (
-        ("batch", c.batch, 1),
-        ("steps", c.steps, 0),
-        ("retrieval.topk", c.retrieval.topk, 1),
-        ("rollout.slots", c.rollout.slots, 1),
-        ("rollout.chunk", c.rollout.chunk, 1),
-        ("rollout.decode_tokens", c.rollout.decode_tokens, 1),
-        ("checkpoint.every", c.checkpoint.every, 1),
-        ("checkpoint.keep", c.checkpoint.keep, 1),
-        ("eval.every", c.eval.every, 0),
-        ("eval.questions", c.eval.questions, 1),
-        ("eval.samples", c.eval.samples, 1),
-        ("verify.samples", c.verify.samples, 1),
-        ("verify.noise", c.verify.noise, 0),
-        ("learner.minibatches.proposer", c.learner.minibatches.proposer, 1),
-        ("learner.minibatches.solver", c.learner.minibatches.solver, 1),
-    ):
-        need(value >= low, f"config.{name}={value}: must be at least {low}")
+    values = _by_key(to_dict(c))
+    for key, low in LEAST.items():
+        need(values[key] >= low, f"config.{key}={values[key]}: must be at least {low}")
+    for key in SHARES:
+        need(0 <= values[key] <= 1, f"config.{key}={values[key]}: must be in 0..1")
     for name, role in (("proposer", c.proposer), ("solver", c.solver)):
+        need(bool(role.rewards), f"config.{name}.rewards=(): nothing would be paid; name a term")
         need(
-            role.group_size >= 1, f"config.{name}.group_size={role.group_size}: must be at least 1"
+            role.min_searches == 0 or "search" in role.tools,
+            f"config.{name}.min_searches={role.min_searches}: there is no search among "
+            f"{name}.tools={role.tools}; add it or use min_searches=0",
         )
-        need(role.max_turns >= 1, f"config.{name}.max_turns={role.max_turns}: must be at least 1")
         need(
             role.min_searches < role.max_turns,
             f"config.{name}.min_searches={role.min_searches}: {role.max_turns} generations execute "
             f"at most {role.max_turns - 1} searches; raise {name}.max_turns",
         )
-        need(role.temperature >= 0, f"config.{name}.temperature={role.temperature}: must be >= 0")
         need(
             role.role_weight == 0 or role.temperature > 0,
             f"config.{name}.temperature=0: a greedy role has no log-probability to train on",
@@ -471,7 +548,6 @@ def _cross_check(c: RunConfig) -> None:
             f"config.learner.row_tokens={c.learner.row_tokens}: a {name} trajectory may hold "
             f"{longest} tokens (prompt_tokens + response_tokens) and never spans rows",
         )
-    need(c.eval.temperature >= 0, f"config.eval.temperature={c.eval.temperature}: must be >= 0")
     need(
         c.proposer.role_weight > 0 or c.solver.role_weight > 0,
         "config.proposer.role_weight=0 and solver.role_weight=0: nothing is trained",
@@ -485,7 +561,6 @@ def _cross_check(c: RunConfig) -> None:
         c.learner.dual_clip > 1,
         f"config.learner.dual_clip={c.learner.dual_clip}: must be above 1, the ratio on policy",
     )
-    need(0 <= c.shortfall.keep <= 1, f"config.shortfall.keep={c.shortfall.keep}: must be in 0..1")
     need(1 <= c.world.hops <= 4, f"config.world.hops={c.world.hops}: must be in 1..4")
     need(
         0 < c.world.held_out < 1, f"config.world.held_out={c.world.held_out}: must be within (0, 1)"
@@ -508,8 +583,14 @@ def _cross_check(c: RunConfig) -> None:
         f"config.model.lora_rank={c.model.lora_rank}: adapters are not supported yet; use 0",
     )
     need(
-        not (c.retrieval.url and c.retrieval.index),
-        "config.retrieval: url and index are both set; a run has one retriever",
+        not c.model.weights,
+        f"config.model.weights={c.model.weights}: loading weights is not supported yet; leave it "
+        "empty to start from random parameters",
+    )
+    need(
+        not c.retrieval.url,
+        f"config.retrieval.url={c.retrieval.url}: searching over HTTP is not supported yet; use "
+        "retrieval.index, or a corpus alone",
     )
     if c.warm_start.steps:
         need(
@@ -518,12 +599,17 @@ def _cross_check(c: RunConfig) -> None:
             "mini-encyclopaedias; set world.kind=miniwiki or warm_start.steps=0",
         )
         need(c.warm_start.worlds >= 1, "config.warm_start.worlds=0: a warm start needs worlds")
+        shares = c.warm_start.proposer_share + c.warm_start.reader_share
+        need(
+            shares <= 1,
+            f"config.warm_start: proposer_share and reader_share add up to {shares}, which leaves "
+            "no room for the solver; at most 1 together",
+        )
     need(
         c.world.kind == "miniwiki" or bool(c.seeds.path),
         "config.seeds.path='': an answers file is needed where world.kind=none",
     )
     need(
-        c.world.kind == "miniwiki"
-        or bool(c.retrieval.corpus or c.retrieval.index or c.retrieval.url),
-        "config.retrieval: corpus, index or url is needed where world.kind=none",
+        c.world.kind == "miniwiki" or bool(c.retrieval.corpus),
+        "config.retrieval.corpus='': passages are needed where world.kind=none",
     )

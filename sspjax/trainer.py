@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sspjax.config import ConfigError, RunConfig
+from sspjax.config import RunConfig
 from sspjax.demonstrations import turn_weight
 from sspjax.islands import sharded
 from sspjax.learner.loss import PolicyModel
@@ -83,12 +83,7 @@ class Trainer:
         return self.config.learner.kl > 0
 
     def fresh(self) -> TrainState:
-        """Randomly initialised parameters, made sharded. Refuses `model.weights`."""
-        if self.config.model.weights:
-            raise ConfigError(
-                f"config.model.weights={self.config.model.weights}: loading weights is not "
-                "supported yet; leave it empty to start from random parameters"
-            )
+        """Randomly initialised parameters, made sharded."""
         key = jax.random.key(self.config.seed)
         init = lambda key: init_params(self._decoder, key)  # noqa: E731
         return init_state(init, self._optimizer, self._names, key, self._shardings)

@@ -31,7 +31,7 @@ def test_it_freezes_with_the_paths_it_needs(name):
 @pytest.mark.parametrize("name", NEEDS)
 def test_it_asks_for_each_path_by_name(name):
     for i, (key, _) in enumerate(NEEDS[name]):
-        # The group is enough: passages may also be given as an index or a server.
+        # The group is enough.
         with pytest.raises(ConfigError, match=f"config.{key.split('.')[0]}"):
             load_config(str(CONFIGS[name]), NEEDS[name][:i])
 

@@ -133,14 +133,14 @@ def make_world(seed: int, entities: int = 880, *, held_out: float = 0.35, hops: 
     """The world of a seed.
 
     `held_out` is the share of answer entities that are kept for evaluation; `hops` the longest
-    chain its seeds ask for (1 to 4). Raises ValueError for arguments that make no world.
+    chain its seeds ask for (1 to 4). Raises DataError for arguments that make no world.
     """
     if entities < MIN_ENTITIES:
-        raise ValueError(f"entities={entities}: a world needs at least {MIN_ENTITIES}")
+        raise DataError(f"entities={entities}: a world needs at least {MIN_ENTITIES}")
     if not 0 < held_out < 1:
-        raise ValueError(f"held_out={held_out}: expected a share within (0, 1)")
+        raise DataError(f"held_out={held_out}: expected a share within (0, 1)")
     if not 1 <= hops <= MAX_HOPS:
-        raise ValueError(f"hops={hops}: expected 1 to {MAX_HOPS}")
+        raise DataError(f"hops={hops}: expected 1 to {MAX_HOPS}")
     ids = {kind: [f"{kind}-{i}" for i in range(count)] for kind, count in _counts(entities).items()}
     triples = _draw_triples(ids, seed)
     graph = KnowledgeGraph.of(_name_entities(ids, triples, seed), triples)
