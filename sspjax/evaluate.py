@@ -106,7 +106,8 @@ def table(summary: Mapping[str, Any]) -> rich.table.Table:
     for name in ("EM", "F1", "questions"):
         shown.add_column(name, justify="right")
     for name, own in summary["benchmarks"].items():
-        shown.add_row(name, f"{own['em']:.1f}", f"{own['f1']:.1f}", str(own["count"]))
+        numbers = ("none" if own[key] is None else f"{own[key]:.1f}" for key in ("em", "f1"))
+        shown.add_row(name, *numbers, str(own["count"]))
     shown.add_section()
     for label, key in (("general", "general_avg"), ("multi-hop", "multihop_avg"), ("all", "avg")):
         if summary[key] is not None:
@@ -133,6 +134,11 @@ def main(argv: Sequence[str]) -> None:
         )
     if not options.workdir:
         raise UserError("--workdir: expected the workdir of a run")
+    out = Path(options.out)
+    if out.suffix == ".jsonl" or out.is_dir():
+        raise UserError(
+            f"--out={out}: expected the name of a .json file; trajectories go to a .jsonl beside it"
+        )
     config = (
         load_config(options.config, overrides)
         if options.config
@@ -144,9 +150,7 @@ def main(argv: Sequence[str]) -> None:
         if vars(options)[name] is not None
     }
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, **given))
-    summary = evaluate(
-        freeze(to_dict(config)), options.workdir, step_named(options.step), Path(options.out)
-    )
+    summary = evaluate(freeze(to_dict(config)), options.workdir, step_named(options.step), out)
     if processes.is_main():
         rich.console.Console(file=sys.stdout).print(table(summary))
 

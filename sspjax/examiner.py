@@ -118,8 +118,11 @@ def benchmarks(config: RunConfig, world: Path) -> dict[str, tuple[Question, ...]
     }
 
 
-def score(groups: Sequence[Group]) -> dict[str, float]:
-    """EM and F1 of a benchmark in 0..100: means over questions of means over judged samples."""
+def score(groups: Sequence[Group]) -> dict[str, float | None]:
+    """EM and F1 of a benchmark in 0..100: means over questions of means over judged samples.
+
+    None where nothing was judged: a tool that is down is no wrong answer.
+    """
     judged = [g for g in groups if g.judged]
     f1s = [
         statistics.fmean(
@@ -130,18 +133,21 @@ def score(groups: Sequence[Group]) -> dict[str, float]:
         for group in judged
     ]
     return {
-        "em": 100 * statistics.fmean(g.success_rate or 0.0 for g in judged) if judged else 0.0,
-        "f1": 100 * statistics.fmean(f1s) if f1s else 0.0,
+        "em": 100 * statistics.fmean(g.success_rate or 0.0 for g in judged) if judged else None,
+        "f1": 100 * statistics.fmean(f1s) if f1s else None,
         "count": len(judged),
         "unjudged": len(groups) - len(judged),
     }
 
 
-def summarise(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`{"benchmarks": {name: scores}, "general_avg", "multihop_avg", "avg"}`; averages of EM."""
+def summarise(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+    """`{"benchmarks": {name: scores}, "general_avg", "multihop_avg", "avg"}`; averages of EM, over
+    the benchmarks that have one.
+    """
 
     def mean(names: Sequence[str]) -> float | None:
-        known = [scores[name]["em"] for name in names if name in scores]
+        found = [scores[name]["em"] for name in names if name in scores]
+        known = [em for em in found if em is not None]
         return statistics.fmean(known) if known else None
 
     return {
@@ -187,6 +193,7 @@ def watching(progress: Progress) -> Watch:
 
 
 def metrics_row(summary: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/<benchmark>/em` and `eval/avg/em` of a summary."""
+    """`eval/<benchmark>/em` and `eval/avg/em` of a summary, as far as there are any."""
     row = {f"eval/{name}/em": own["em"] for name, own in summary["benchmarks"].items()}
-    return row | ({"eval/avg/em": summary["avg"]} if row else {})
+    row["eval/avg/em"] = summary["avg"]
+    return {name: em for name, em in row.items() if em is not None}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import rich.console
 from sspjax import evaluate
 from sspjax.command_line import UserError, load_config
 from sspjax.config import ConfigError, EvalConfig, default, freeze
-from sspjax.examiner import benchmarks, score, summarise
+from sspjax.examiner import benchmarks, metrics_row, score, summarise
 from sspjax.metrics import Progress
 from sspjax.reopen import recorded_config, reopen, saved_policies
 from sspjax.retrieval.client import RetrievalError
@@ -88,7 +89,10 @@ def test_results_of_a_run_as_json_as_trajectories_and_as_a_table(finished_demo, 
         (["--workdir={run}", "--step=7"], "checkpoint of step 7, kept are: 0, 1, 2"),
         (["--workdir={run}/nowhere"], "is not the workdir of a run"),
         (["--workdir={run}", "--samples=0"], "config.eval.samples=0: must be at least 1"),
-        (["--workdir={run}", "--temperature=-1"], "config.eval.temperature=-1.0: must be >= 0"),
+        (
+            ["--workdir={run}", "--temperature=-1"],
+            "eval.temperature=-1.0: must be at least 0",
+        ),
         (["--workdir={run}", "--config.model.prompts=ssp"], "config.model.prompts='ssp': the run"),
     ],
 )
@@ -96,6 +100,12 @@ def test_what_cannot_be_evaluated_is_told(finished_demo, tmp_path, flags, messag
     flags = [flag.format(run=finished_demo.workdir) for flag in flags]
     with pytest.raises((UserError, ConfigError), match=message):
         evaluate.main([*flags, f"--out={tmp_path}/results.json"])
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "."])
+def test_results_have_a_file_of_their_own(finished_demo, tmp_path, name):
+    with pytest.raises(UserError, match="expected the name of a .json file"):
+        evaluate.main([f"--workdir={finished_demo.workdir}", f"--out={tmp_path / name}"])
 
 
 def test_nothing_to_answer_is_told(opened):
@@ -293,7 +303,19 @@ def test_scores_are_means_over_questions_of_means_over_judged_samples():
         "count": 3,
         "unjudged": 1,
     }
-    assert score([]) == {"em": 0.0, "f1": 0.0, "count": 0, "unjudged": 0}
+
+
+def test_what_nobody_judged_is_not_wrong():
+    """As when the search engine was down throughout."""
+    lost = score([group([None, None], [None, None])])
+    assert lost == {"em": None, "f1": None, "count": 0, "unjudged": 1}
+    summary = summarise({"nq": lost, "popqa": score([group(["the Countess"], [True])])})
+    assert (summary["general_avg"], summary["multihop_avg"], summary["avg"]) == (100.0, None, 100.0)
+    assert metrics_row(summary) == {"eval/popqa/em": 100.0, "eval/avg/em": 100.0}
+    assert metrics_row(summarise({"nq": lost})) == metrics_row(summarise({})) == {}
+    screen = io.StringIO()
+    rich.console.Console(file=screen, width=80).print(evaluate.table(summary))
+    assert re.search(r"nq\W+none\W+none\W+0\b", screen.getvalue())
 
 
 def test_averages_are_over_the_benchmarks_of_a_kind():

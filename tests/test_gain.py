@@ -10,7 +10,7 @@ from sspjax.train import train
 
 @pytest.mark.slow
 def test_ten_steps_of_self_play_add_five_points(tmp_path):
-    """1-hop greedy EM on the 250 held-out questions, from a start below 90 (about 6 CPU-minutes)."""
+    """1-hop greedy EM on 250 held-out questions, from a start below 90 (about 6 CPU-minutes)."""
     overrides = [("steps", "10"), ("eval.every", "10"), ("save_trajectories", "0")]
     train(load_config("configs/tiny.py", overrides), tmp_path)
     rows = {
