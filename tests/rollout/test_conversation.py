@@ -105,6 +105,15 @@ def test_overlapped_tools_change_nothing(slots):
     assert overlapped.exposed_seconds >= 0 and overlapped.tool_seconds > 0
 
 
+def test_deterministic_rounds_do_the_same_work_however_long_tools_take():
+    engine, prompts, work = engine_of(16), make_prompts(12, 4), []
+    for naps in (0.0, 0.01, 0.003):
+        engine.counts = EngineCounts()
+        play(engine, weights(), prompts, make_rules(tools={Act.SEARCH: Library(naps)}))
+        work.append(engine.counts)
+    assert work[0] == work[1] == work[2]
+
+
 def test_randomness_and_uid_decide():
     prompts = make_prompts(4, 3)
     first = play(engine_of(16), weights(), prompts, randomness=(0, 0, 2)).trajectories
@@ -221,9 +230,9 @@ def test_truncated_and_greedy_logprobs_are_those_of_the_whole_softmax():
 
 
 @functools.cache
-def told_alone(uid: str, group: str, ids: tuple[int, ...], rules_key: tuple) -> tuple:
+def told_alone(uid: str, ids: tuple[int, ...], budgets: tuple[tuple[str, int], ...]) -> tuple:
     """An episode by the book: no slots, no cache, no automaton, float64 sums."""
-    rules = make_rules(**dict(rules_key))
+    rules = make_rules(**dict(budgets))
     key = jax.random.wrap_key_data(stream_key(0, 0, 1, uid))
     uniforms = np.asarray(
         jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(256))
@@ -292,8 +301,7 @@ def test_random_games_against_one_trajectory_at_a_time():
         ).trajectories
         for t in played:
             ids = tuple(t.prompt.token_ids.tolist())
-            expected = told_alone(t.uid, t.prompt.group, ids, budgets)
-            assert ids_of([t])[t.uid] == expected
+            assert ids_of([t])[t.uid] == told_alone(t.uid, ids, budgets)
             stops[t.stop] += 1
     assert set(stops) == {Stop.ANSWER, Stop.NO_ACTION, Stop.TURNS, Stop.LENGTH}
 
@@ -371,8 +379,7 @@ def test_budgets_hold_whatever_they_are(trial):
             assert turn.text == tokenizer().decode(turn.token_ids)
             assert turn.sampled or not turn.logprobs.any()
         if t.stop is Stop.LENGTH:
-            room = rules.response_tokens - len(t.token_ids) - 1
-            assert room < SMALLEST or not room + 1
+            assert rules.response_tokens - len(t.token_ids) - 1 < SMALLEST
     assert sorted(library.asked) == sorted(q for t in trajectories for q in t.queries)
 
 
@@ -580,17 +587,14 @@ def test_a_failed_tool_ends_its_own_trajectory_alone(deterministic):
     failed = [t for t in played if t.failed]
     assert len(failed) > 5
     for t in played:
-        whole = standard()[t.uid].turns
-        same = [
-            a.token_ids.tolist() == b.token_ids.tolist()
-            for a, b in zip(t.turns, whole, strict=False)
-        ]
-        assert all(same)
+        whole = standard()[t.uid]
+        said = np.concatenate([t.token_ids, whole.token_ids[len(t.token_ids) :]])
+        assert np.array_equal(said, whole.token_ids), "the same up to its end"
         if t.failed:
-            assert len(whole) > len(t.turns), "no turn follows"
+            assert len(whole.turns) > len(t.turns), "no turn follows"
             assert t.turns[-1].act is Act.SEARCH and "guild" in t.turns[-1].argument
         else:
-            assert len(whole) == len(t.turns) and t.stop is standard()[t.uid].stop
+            assert len(whole.turns) == len(t.turns) and t.stop is whole.stop
 
 
 class Broken:
@@ -629,18 +633,16 @@ def test_a_broken_tool_stops_the_play_and_leaves_nothing_behind(
     with pytest.raises(ToolError, match=message):
         play(engine, weights(), prompts, rules, deterministic=deterministic)
     assert time.perf_counter() - began < 20
-    assert ids_of(play(engine, weights(), prompts).trajectories) == ids_of(standard().values())
+    for some in (prompts[:2], prompts):
+        played = play(engine, weights(), some).trajectories
+        assert ids_of(played).items() <= ids_of(standard().values()).items()
 
 
 def test_every_tool_gets_its_own_calls():
-    class Reading(Shelf):
-        pass
-
-    search, opened = Shelf(PASSAGE), Reading()
-    page = observed()
+    search, opened = Shelf(PASSAGE), Shelf()
     trajectories = recite(
-        [SEARCH, observed(PASSAGE), "<open> d </open>", page, ANSWER],
-        ["<open> e </open>", page, SEARCH, observed(PASSAGE), ANSWER],
+        [SEARCH, observed(PASSAGE), "<open> d </open>", observed(), ANSWER],
+        ["<open> e </open>", observed(), SEARCH, observed(PASSAGE), ANSWER],
         tools={Act.SEARCH: search, Act.OPEN: opened},
     )
     assert [t.stop for t in trajectories] == [Stop.ANSWER] * 2

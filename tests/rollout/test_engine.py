@@ -243,6 +243,15 @@ def test_a_tag_that_the_tool_began_is_not_completed_by_the_model(engine):
     assert out.tokens[0].tolist() == [closing[-1], closing[-1], 51, *closing]
 
 
+def test_a_new_trajectory_does_not_complete_the_tag_of_the_one_before(engine):
+    closing = encoded(" </search>")
+    table = scripts([[0, *closing], [1, closing[-1], *closing]])
+    begin(engine, table, {2: [0]}, budget=len(closing) - 1)
+    assert engine.decode(table, 1.0).tokens[0].tolist() == closing[:-1]
+    begin(engine, table, {2: [1]})
+    assert engine.decode(table, 1.0).tokens[0].tolist() == [closing[-1], *closing]
+
+
 def test_end_of_text_and_the_next_message_end_a_turn(engine):
     starts = tokenizer().special("<|im_start|>")
     table = scripts([[0, 60, EOS, 61], [1, 60, 61, starts, 62], [2, *range(100, 120)]])
