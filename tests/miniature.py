@@ -1,9 +1,9 @@
 """A whole run in seconds: `configs/tiny.py` with everything made small, by the real command.
 
 The agent learns the tags and some names in a few dozen supervised steps, no more. So that questions
-are accepted, and groups are neither all right nor all wrong, the answers are the cities, companies
-and countries of the world that taught it, each one accepting all others: much of what the agent
-says is right by chance, and questions about people and films give nothing away.
+are accepted, and groups are neither all right nor all wrong, the answers are the names of the world
+that taught it, each accepting all others: half of what the agent says is right by chance, and a
+question that names none of them gives nothing away.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG = "configs/tiny.py"
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 4,
-    "batch": 12,
+    "batch": 8,
     "world.entities": 40,
     "world.hops": 1,
     "world.questions": 4,
@@ -68,9 +68,9 @@ SETTINGS: Mapping[str, Any] = {
     "verify.noise": 1,
     "verify.samples": 1,
     "verify.prompt_tokens": 112,
-    "verify.temperature": 1.0,
+    "verify.temperature": 0.4,
     "learner.row_tokens": 128,
-    "learner.micro_rows": 8,
+    "learner.micro_rows": 1,
     "rollout.slots": 8,
     "rollout.extend_rows": 8,
     "rollout.decode_tokens": 16,
@@ -95,8 +95,7 @@ def config(settings: Mapping[str, Any]) -> RunConfig:
 def write_answers(path: pathlib.Path) -> None:
     """The answers file that `seeds.path` names."""
     (world,) = training_worlds(config({}))
-    places = [e for e in world.graph.entities.values() if e.kind in ("city", "company", "country")]
-    names = [name for entity in places for name in entity.names]
+    names = [name for entity in world.graph.entities.values() for name in entity.names]
     rows = [{"answer": a, "aliases": [b for b in names if b != a], "hops": 1} for a in names]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

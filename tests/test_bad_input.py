@@ -95,7 +95,6 @@ def test_one_line_and_nothing_else(tmp_path):
         ({"learner.row_tokens": 64}, ("learner.row_tokens=64", "128")),
         ({"solver.policy": "other"}, ("order=joint", "proposer.policy=policy", "other")),
         ({"mesh.data": 3}, ("config.mesh", "data=3", "8 devices")),
-        ({"learner.micro_rows": 3}, ("learner.micro_rows=3", "multiple of 8")),
         ({"rollout.slots": 3}, ("config.rollout", "slots=3", "multiples of 4")),
         ({"model.preset": "tinny"}, ("model.preset=tinny", "known presets: tiny")),
         ({"model.tokenizer": "/none"}, ("/none",)),
@@ -233,7 +232,7 @@ def test_the_workdir_of_another_run(taught, command, tmp_path):
     recorded = (run.workdir / "config.json").read_text()
     line = command(*run.arguments({"batch": 5, "learner.kl": 0.5}))
     assert f"{run.workdir} belongs to another run" in line
-    assert "config.batch is 12 there and 5 now; config.learner.kl is 0.0 there and 0.5 now" in line
+    assert "config.batch is 8 there and 5 now; config.learner.kl is 0.0 there and 0.5 now" in line
     assert "--force" in line
     assert (run.workdir / "config.json").read_text() == recorded
 
