@@ -13,6 +13,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,8 @@ class Engine:
         self.shape = shape
         self.counts = EngineCounts()
         self._lanes = _lanes(model, shape)
-        self._cache = jax.jit(lambda: model.empty_cache(self._lanes, shape.length))()
+        self._empty_cache = jax.jit(lambda: model.empty_cache(self._lanes, shape.length))
+        self._cache: Any = self._empty_cache()
         self._table = jax.device_put(automaton.table, model.layout.replicated())
         self._completed = jax.device_put(automaton.completed, model.layout.replicated())
         self._state = _idle(self._lanes)
@@ -124,8 +126,15 @@ class Engine:
         return self._state.active
 
     def clear(self) -> None:
-        """Stops every slot: what an interrupted play left behind samples no further."""
+        """Forgets every slot, what is sampling in it and what its cache holds.
+
+        Masked keys are read with weight 0, so numbers of an earlier play do not matter unless they
+        are not finite: parameters that diverged must not reach into what is played after them.
+        """
         self._state = _idle(self._lanes)
+        # The old cache goes first: two of them may not fit.
+        self._cache = None
+        self._cache = self._empty_cache()
 
     def prefill(self, params: Params, prompts: Mapping[int, np.ndarray]) -> None:
         """Puts a prompt into each given slot, replacing what was there.

@@ -638,6 +638,15 @@ def test_a_broken_tool_stops_the_play_and_leaves_nothing_behind(
         assert ids_of(played).items() <= ids_of(standard().values()).items()
 
 
+def test_parameters_that_diverged_leave_nothing_behind():
+    engine, prompts = engine_of(16), make_prompts(12, 4)
+    diverged = {name: np.nan * x for name, x in weights().items()}
+    lost = play(engine, diverged, prompts).trajectories
+    assert all(np.isnan(t.logprobs).all() for t in lost)
+    played = play(engine, weights(), prompts).trajectories
+    assert bits(played) == bits(standard().values())
+
+
 def test_every_tool_gets_its_own_calls():
     search, opened = Shelf(PASSAGE), Shelf()
     trajectories = recite(
