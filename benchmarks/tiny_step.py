@@ -38,7 +38,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="CPU-seconds of a tiny self-play step")
     arguments.add_argument("--run", type=pathlib.Path, default=pathlib.Path("runs/tiny"))
     run = arguments.parse_args().run
-    if len(read_rows(run / "metrics.jsonl")) < 30:
+    if max((r["step"] for r in read_rows(run / "metrics.jsonl")), default=0) < 30:
         train(load_config(str(HERE.parent / "configs/tiny.py"), [("steps", "30")]), run)
     rows = [r for r in read_rows(run / "metrics.jsonl") if 10 <= r["step"] <= 30]
     table = Table("phase", "CPU-s", "wall s", title=f"median of {len(rows)} steps")

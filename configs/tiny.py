@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     c.batch = 16
 
     c.world.kind = "miniwiki"
-    c.warm_start.steps = 1500
+    c.warm_start.steps = 1200
     c.warm_start.worlds = 20
     c.warm_start.batch = 40
     c.warm_start.copy_steps = 300
@@ -72,6 +72,6 @@ def get_config() -> ConfigDict:
     c.mesh.fsdp = 1
     c.mesh.data = -1
 
-    c.checkpoint.every = 10
+    c.checkpoint.every = 20
     c.eval.every = 10
     return c

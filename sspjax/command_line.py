@@ -10,7 +10,6 @@ import argparse
 import errno
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,8 +80,7 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> RunConf
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
     """Runs a command; an error that the user can mend is one line and exit status 2."""
-    level = os.environ.get("SSPJAX_LOG", "INFO")
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for quiet in ("jax", "orbax", "absl", "httpx"):
         logging.getLogger(quiet).setLevel(logging.WARNING)
     try:

@@ -236,7 +236,7 @@ class LearnerConfig:
     row_tokens: int = 12288
     """Length L of a packed row; at least a whole trajectory of either role."""
     micro_rows: int = 0
-    """Rows of a micro-batch (0: one for each device of the batch axes)."""
+    """Rows of a micro-batch on each device of the batch axes (0: one)."""
 
 
 @schema

@@ -15,6 +15,7 @@ import numpy as np
 
 from sspjax.config import RunConfig, WarmStartConfig
 from sspjax.data.miniwiki import World, WorldQuestion
+from sspjax.errors import UserError
 from sspjax.rollout.prompts import (
     PromptSet,
     act_text,
@@ -35,6 +36,9 @@ from sspjax.types import (
     Triple,
     Turn,
 )
+
+PATIENCE = 1000
+"""Scripts that may fail one after the other before the settings are to blame."""
 
 Search = Callable[[Sequence[str]], Sequence[tuple[Document, ...]]]
 """Queries to the passages that the world's retriever finds."""
@@ -277,7 +281,8 @@ def turn_weight(config: WarmStartConfig) -> Callable[[Turn], float]:
 def _stream(
     scripts: Sequence[Script], config: WarmStartConfig, copying: bool, rng: random.Random
 ) -> Iterator[Trajectory]:
-    while True:
+    missed = 0
+    while missed < PATIENCE:
         script, draw = rng.choice(scripts), rng.random()
         if copying:
             made = _first_lesson(script, draw, rng)
@@ -286,9 +291,14 @@ def _stream(
         elif draw < config.proposer_share + config.reader_share:
             made = script.reader(rng)
         else:
-            made = script.solver(rng, rng.choice((1, 2)), lazy=config)
+            made = script.solver(rng, rng.randint(1, min(2, script.world.hops)), lazy=config)
+        missed = missed + 1 if made is None else 0
         if made is not None:
             yield made
+    raise UserError(
+        f"warm start: {PATIENCE} scripts in a row found nothing to show; raise "
+        "config.verify.prompt_tokens or retrieval.topk, or lower warm_start.reader_share"
+    )
 
 
 def _first_lesson(script: Script, draw: float, rng: random.Random) -> Trajectory | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import time
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -59,6 +60,8 @@ class Played:
     counts: EngineCounts
     tool_seconds: float = 0.0
     exposed_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Time at the exchange: other processes were still playing."""
 
 
 class Players:
@@ -163,7 +166,9 @@ class Players:
         )
         self._work.tool_seconds += played.tool_seconds
         self._work.exposed_seconds += played.exposed_seconds
+        arrived = time.perf_counter()
         shares = processes.exchange(_packed(mine, played.trajectories))
+        self._work.wait_seconds += time.perf_counter() - arrived
         everything = [pair for share in shares for pair in pickle.loads(share)]
         return tuple(
             _unpacked(fields, prompts[i])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,10 @@ import rich.console
 from sspjax import processes, warm_start
 from sspjax.checkpoint import Checkpoints
 from sspjax.command_line import load_config, parse, parser, run
-from sspjax.config import EvalConfig, RunConfig
+from sspjax.config import ConfigError, EvalConfig, RunConfig, to_dict
 from sspjax.data.answers import read_answers
 from sspjax.data.miniwiki import make_world, write_world
+from sspjax.errors import UserError
 from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
 from sspjax.learner.advantages import ADVANTAGES, Std
 from sspjax.mesh import Layout, train_layout
@@ -48,6 +50,7 @@ from sspjax.rollout.prompts import (
     PromptTooLong,
     proposer_prompt,
     reader_prompt,
+    smallest_observation,
     solver_prompt,
 )
 from sspjax.rollout.tokenizer import Tokenizer, load_tokenizer
@@ -157,6 +160,7 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
     with time("judge"):
         tries = [rollouts[i * n : (i + 1) * n] for i in range(len(board.questions))]
         groups = judge_groups(board.questions, tries, judge)
+    refuse_failures(c, step, (*drafts, *verification.readings), groups)
 
     # 9. Rewards, and advantages within groups.
     proposer_rewards = reward_proposals(proposals, groups, c.proposer.rewards)
@@ -189,8 +193,27 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
         readings=verification.readings,
         groups=groups,
         examples=(*examples[Role.PROPOSER], *examples[Role.SOLVER]),
-        row={**counts, **learnt},
+        row={**counts, **learnt, "perf/verify_tokens": tokens_of(verification.readings)},
     )
+
+
+def refuse_failures(
+    c: RunConfig, step: int, others: Sequence[Trajectory], groups: Sequence[Group]
+) -> None:
+    """Stops the run when tools or judge fail too often: failures are no outcomes to learn from."""
+    failed = [t.failed for t in others] + [x is None for g in groups for x in g.correct]
+    share = sum(failed) / max(1, len(failed))
+    if share > c.judge.max_failures:
+        raise UserError(
+            f"step {step}: {sum(failed)} of {len(failed)} rollouts got no tool answer or no "
+            f"verdict ({share:.0%}), more than config.judge.max_failures={c.judge.max_failures}; "
+            "mend the retriever or the judge and run again, it goes on from the last checkpoint"
+        )
+
+
+def tokens_of(trajectories: Sequence[Trajectory]) -> int:
+    """Prompt and response tokens."""
+    return sum(len(t.prompt.token_ids) + len(t.token_ids) for t in trajectories)
 
 
 def propose(game: Game, seed: Seed) -> Prompt:
@@ -225,6 +248,8 @@ UNLIMITED = 1 << 40
 def examined(game: Game, draft: Trajectory) -> Proposal:
     """The question in a trajectory, with the first rule it breaks."""
     c = game.config
+    if draft.failed:
+        return Proposal(trajectory=draft, question=None, reason=Reason.TOOL_FAILED)
     question = parse_question(draft)
     reason = first_failure(draft, question, c.filters, c.proposer)
     if question is not None and reason is None:
@@ -300,6 +325,7 @@ class Setup:
 def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
     """Makes what the run makes for itself (world, tokenizer), and claims the workdir."""
     workdir = Workdir(Path(root))
+    workdir.check(config, force=force)
     make_own_world(config, workdir)
     corpus = own_corpus(config, workdir)
     retriever = retrieve(config, corpus)
@@ -316,6 +342,7 @@ def assemble(config: RunConfig, workdir: Workdir, retriever: InProcessRetriever)
     """Players for a workdir that has its tokenizer."""
     tokenizer = load_tokenizer(workdir.tokenizer)
     decoder = preset(config.model.preset, config.model.vocab_size)
+    check_language(config, tokenizer, decoder)
     layout = train_layout(config.mesh)
     return Setup(
         config=config,
@@ -328,10 +355,38 @@ def assemble(config: RunConfig, workdir: Workdir, retriever: InProcessRetriever)
     )
 
 
+def check_language(config: RunConfig, tokenizer: Tokenizer, decoder: DecoderConfig) -> None:
+    """What only the tokenizer can tell about the config; raises ConfigError."""
+    if tokenizer.vocab_size > decoder.vocab_size:
+        raise ConfigError(
+            f"config.model.tokenizer: {tokenizer.vocab_size} entries, but the model has "
+            f"{decoder.vocab_size} embeddings; choose the model's own tokenizer"
+        )
+    smallest = smallest_observation(PROMPTS[config.model.prompts], tokenizer)
+    for name, role in (("proposer", config.proposer), ("solver", config.solver)):
+        if role.tools and role.observation_tokens < smallest:
+            raise ConfigError(
+                f"config.{name}.observation_tokens={role.observation_tokens}: a tool's text "
+                f"without passages takes {smallest} tokens already; raise it"
+            )
+
+
 def make_own_world(config: RunConfig, workdir: Workdir) -> None:
-    """The mini-encyclopaedia of the run's seed, once."""
-    if config.world.kind == "miniwiki" and not (workdir.world / "answers.jsonl").exists():
-        if processes.is_main():
+    """The mini-encyclopaedia of the run's seed, once. `world/made.json`, written last, says how.
+
+    One that was made otherwise is left by a start that failed, and made anew; a run that has begun
+    keeps its world whatever `--force` says.
+    """
+    if config.world.kind == "miniwiki":
+        how = {"seed": config.seed, **to_dict(config.world)}
+        made = workdir.world / "made.json"
+        found = json.loads(made.read_text()) if made.exists() else None
+        if found not in (None, how) and workdir.config.exists():
+            raise UserError(
+                f"{workdir.world} was made with {found}, now asked for {how}; use another --workdir"
+            )
+        processes.barrier("world seen")
+        if found != how and processes.is_main():
             world = make_world(
                 config.seed,
                 config.world.entities,
@@ -339,7 +394,8 @@ def make_own_world(config: RunConfig, workdir: Workdir) -> None:
                 hops=config.world.hops,
             )
             write_world(world, workdir.world, count=config.world.questions)
-        processes.barrier("world made")
+            made.write_text(json.dumps(how) + "\n")
+    processes.barrier("world made")
 
 
 def own_corpus(config: RunConfig, workdir: Workdir) -> Corpus:
@@ -393,6 +449,7 @@ def learn(setup: Setup, console: rich.console.Console) -> None:
     """Warm start if asked for, then self-play to `config.steps`; resumes by itself."""
     config = setup.config
     seeds = own_seeds(config, setup.workdir)
+    check_seeds(setup, seeds)
     questions = benchmarks(config, setup.workdir.world) if config.eval.every else {}
     checkpoints = Checkpoints(setup.workdir.checkpoints("self_play"), config.checkpoint.keep)
     with checkpoints, CompileCounter() as compiles:
@@ -407,6 +464,16 @@ def learn(setup: Setup, console: rich.console.Console) -> None:
             timers=Timers(),
         )
         self_play(game, setup, state, host, step, questions, checkpoints, compiles, console)
+    processes.barrier("done")
+
+
+def check_seeds(setup: Setup, seeds: SeedSource) -> None:
+    """Every seed's prompt fits: said at the start, not on the day when the seed is drawn."""
+    c = setup.config
+    for seed in seeds.pool:
+        proposer_prompt(
+            PROMPTS[c.model.prompts], setup.tokenizer, seed, seed.uid, c.proposer.prompt_tokens
+        )
 
 
 def start_or_resume(
@@ -473,6 +540,8 @@ def self_play(
         if c.eval.every and step % c.eval.every == 0:
             row |= metrics_row(evaluation(setup, state, step, questions, c.eval)[0])
         row["perf/compiles"] = compiles.take()
+        if row["perf/compiles"] and step > done + 1:
+            log.warning("step %d compiled a program: some shape has changed", step)
         host = dataclasses.replace(result.host, last_row=row)
         checkpoints.poll()
         writer.write(step, row)
@@ -521,6 +590,7 @@ def work_metrics(game: Game) -> dict[str, float]:
         "timing_s/gen": gen,
         "timing_s/retrieval": work.tool_seconds,
         "timing_s/retrieval_exposed": work.exposed_seconds,
+        "timing_s/rollout_wait": work.wait_seconds,
         "perf/generated_tokens_per_s": counts.generated / gen if gen else 0.0,
         "perf/generated_tokens": counts.generated,
         "perf/prefill_tokens": counts.prefilled,

@@ -64,7 +64,7 @@ class Stop(enum.Enum):
     ANSWER = "answer"
     QUESTION = "question"
     NO_ACTION = "no_action"
-    """The model ended its text without an act."""
+    """The model ended its text without an act, or its turn's budget ran out."""
     TURNS = "turns"
     """A tool was asked for in the last generation that is allowed; it is not executed."""
     LENGTH = "length"
@@ -89,6 +89,8 @@ class Reason(enum.Enum):
     COUNTERFACTUAL = "counterfactual"
     NOT_FLUENT = "not_fluent"
     NOT_GROUNDED = "not_grounded"
+    TOOL_FAILED = "tool_failed"
+    """Not the proposer's fault: its trajectory is left out of the loss."""
     CONSENSUS = "consensus"
     NO_TOOLS = "no_tools"
     FORMAT = "format"
@@ -315,9 +317,6 @@ class HostState:
 
 # What the pure rules are given to reach the world -------------------------------------------------
 
-Encode = Callable[[str], Sequence[int]]
-"""Text to token ids, special tokens as plain text."""
-
 Read = Callable[[Sequence[Prompt]], Sequence[Trajectory]]
 """Reader prompts to one finished trajectory each (the model call of verification)."""
 
@@ -412,13 +411,6 @@ class TrainState(flax.struct.PyTreeNode):
 
     step: Int[Array, ""]
     policies: dict[str, PolicyState]
-
-
-class Frozen(flax.struct.PyTreeNode):
-    """Parameters that are read and never trained; never donated, saved once under their hash."""
-
-    reference: Any = None
-    verifier: Any = None
 
 
 Params = Any

@@ -49,8 +49,8 @@ class Workdir:
             "config_hash": config_hash(config),
             "content": dict(content),
         }
-        if self.config.exists() and not force:
-            self._compare(json.loads(self.config.read_text()), new)
+        self.check(config, content, force=force)
+        processes.barrier("workdir read")
         if processes.is_main():
             self.root.mkdir(parents=True, exist_ok=True)
             temporary = self.config.with_suffix(".tmp")
@@ -58,16 +58,23 @@ class Workdir:
             temporary.replace(self.config)
         processes.barrier("workdir claimed")
 
-    def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    def check(
+        self, config: RunConfig, content: Mapping[str, str] | None = None, *, force: bool
+    ) -> None:
+        """Refuses what `claim` would, writing nothing; without `content` by the config alone."""
+        if force or not self.config.exists():
+            return
+        old, new = json.loads(self.config.read_text()), json.loads(json.dumps(to_dict(config)))
         found = [
             f"config.{key} is {then!r} there and {now!r} now"
-            for key, then, now in _differences(old["config"], json.loads(json.dumps(new["config"])))
+            for key, then, now in _differences(old["config"], new)
             if key.split(".")[0] not in FREE
         ]
-        found += [
-            f"{key} is {then} there and {now} now"
-            for key, then, now in _differences(old["content"], new["content"])
-        ]
+        if content is not None:
+            found += [
+                f"{key} is {then} there and {now} now"
+                for key, then, now in _differences(old["content"], dict(content))
+            ]
         if found:
             more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
             raise UserError(

@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
     c.learner.minibatches.solver = 1
     c.learner.kl = 0.0
     c.learner.row_tokens = 160
-    c.learner.micro_rows = 8
+    c.learner.micro_rows = 1
     c.rollout.slots = 8
     c.rollout.extend_rows = 8
     c.rollout.chunk = 32

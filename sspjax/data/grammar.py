@@ -357,8 +357,8 @@ def write_passage(
 ) -> str:
     """The passage of an entity: starts with its name, states every (relation, mention) of `facts`.
 
-    Order, wording and sentence breaks vary; later sentences use a pronoun. Between 18 and 30 words,
-    punctuation counted.
+    Order, wording and sentence breaks vary; most passages repeat the name in later sentences, the
+    others use a pronoun. Between 18 and 34 words, punctuation counted.
     """
     style = KINDS[kind]
     predicates = [
@@ -372,12 +372,12 @@ def write_passage(
     rng.shuffle(predicates)
     if style.descriptions:
         predicates.insert(0, rng.choice(style.descriptions))
-    pronoun = rng.choice(style.pronouns)
+    later = name if rng.random() < 0.75 else rng.choice(style.pronouns)
     sentences = []
     while predicates:
-        taken = min(len(predicates), rng.choice((1, 2)))
+        taken = min(len(predicates), rng.choice((1, 1, 2)))
         sentences.append(f"{subject} {' and '.join(predicates[:taken])} .")
-        subject, predicates = pronoun, predicates[taken:]
+        subject, predicates = later, predicates[taken:]
     return " ".join(sentences)
 
 

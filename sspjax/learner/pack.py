@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sspjax.config import ConfigError, ProposerConfig, RunConfig
+from sspjax.config import ProposerConfig, RunConfig
 from sspjax.types import Example, Role, Trajectory, Turn, UpdateBatch, noun
 
 
@@ -72,8 +72,8 @@ def role_spans(config: RunConfig, policy: str) -> tuple[RoleSpan, ...]:
 def update_shape(config: RunConfig, policy: str, *, batch_devices: int = 1) -> UpdateShape:
     """Shape of a policy's update from the config alone.
 
-    `batch_devices`: devices over which the rows of a micro-batch are split; R is that number unless
-    `learner.micro_rows` says otherwise.
+    `batch_devices`: devices over which the rows of a micro-batch are split; R is that number times
+    `learner.micro_rows`.
 
     M is sufficient. A first-fit row is opened only when the example fits into no open row, so with
     q = floor(L / longest example) every row but the last holds q examples or more, and n examples
@@ -81,12 +81,7 @@ def update_shape(config: RunConfig, policy: str, *, batch_devices: int = 1) -> U
     most floor((n + K (q R - 1)) / (q R)), wherever the minibatches are cut.
     """
     learner = config.learner
-    rows = learner.micro_rows or batch_devices
-    if rows % batch_devices:
-        raise ConfigError(
-            f"config.learner.micro_rows={rows}: rows are split over {batch_devices} devices; "
-            f"use a multiple of {batch_devices}, or 0 for one row a device"
-        )
+    rows = max(1, learner.micro_rows) * batch_devices
     spans = role_spans(config, policy)
     joint = learner.order == "joint"
     needed = 0

@@ -15,6 +15,7 @@ from sspjax.self_play.verify import VerifyCounts
 from sspjax.types import Group, Proposal, Reason, Stop, Trajectory
 
 REASONS = (
+    Reason.TOOL_FAILED,
     Reason.NO_QUESTION,
     Reason.NO_SEARCH,
     Reason.FEW_SEARCHES,
