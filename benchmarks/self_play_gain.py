@@ -2,9 +2,9 @@
 
     NPROC=1 python benchmarks/self_play_gain.py [--seed=0] [--steps=10]
 
-Trains `configs/tiny.py` from nothing in runs/gain-SEED (about 8 CPU-minutes, nearly all of them warm
-start), prints greedy exact match before and after on 250 held-out questions for each number of
-hops, and writes benchmarks/results/DATE-self_play_gain-SEED.json.
+Trains `configs/tiny.py` from nothing in runs/gain-SEED (about 8 CPU-minutes, nearly all of it the
+warm start), prints greedy exact match before and after on 250 held-out questions for each number
+of hops, and writes benchmarks/results/DATE-self_play_gain-SEED.json.
 """
 
 from __future__ import annotations
