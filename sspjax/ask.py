@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import jax
 
-from sspjax.command_line import UserError, parse, parser, run
+from sspjax.command_line import parse, parser, run
 from sspjax.config import MeshConfig, RunConfig
+from sspjax.errors import UserError
 from sspjax.metrics import start_logging
 from sspjax.reopen import recorded_config, reopen, saved_policies, step_named
 from sspjax.rollout.conversation import Watch

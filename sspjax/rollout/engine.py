@@ -119,6 +119,9 @@ class Engine:
         self._decode = jax.jit(
             functools.partial(_decode, end_ids=end_ids, **statics), donate_argnums=1
         )
+        # Compiled now: groups come with the first accepted question, in whatever step that is.
+        nothing = np.zeros(self._lanes, np.int32)
+        self._cache = self._copy(self._cache, nothing, nothing, np.int32(0))
 
     @property
     def active(self) -> np.ndarray:

@@ -321,7 +321,8 @@ def test_three_programs_whatever_is_asked_of_them():
                 engine.decode(table, 0.5)
             engine.append(table, {slot: np.arange(1 + count) for slot in range(count)})
             engine.clear()
-        assert compiles.take() == 3
+        # The third, copy, was compiled when the engine was made.
+        assert compiles.take() == 2
     programs = (engine._extend, engine._copy, engine._decode)
     assert [program._cache_size() for program in programs] == [1, 1, 1]
 
