@@ -3,7 +3,11 @@
     python -m sspjax.train --config=configs/tiny.py --workdir=runs/tiny
 
 A Qwen3 block of half a million parameters learns the tags and part of the skill from scripted
-trajectories of other worlds, then improves by playing against itself in a world it has never seen.
+trajectories of other worlds, then plays against itself in a world it has never seen.
+
+On one CPU core the warm start takes about 5 minutes, a step of self-play 1 second, an evaluation of
+500 questions 10 seconds. Expect greedy 1-hop exact match of 35 to 45 after the warm start; what
+self-play adds to that is in README.md, and not yet what it should be.
 """
 
 from ml_collections import ConfigDict
