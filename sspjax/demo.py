@@ -63,9 +63,9 @@ class Exam:
 
 
 class Spent:
-    """Seconds and CPU-seconds of every phase, over all sessions of a demo.
+    """Seconds and CPU-seconds of every phase, over all starts of a demo.
 
-    Kept in a file that is written when a phase ends, well or badly; what a session that was killed
+    Kept in a file that is written when a phase ends, well or badly; what a start that was killed
     without a word had spent in its last phase is not in it. CPU time is this process's.
     """
 
@@ -90,7 +90,7 @@ class Spent:
             write_json(self._path, self._spent)
 
     def forget(self, phase: str) -> None:
-        """Begins a phase anew that is done again in every session."""
+        """Begins a phase anew that is done again at every start."""
         for kind in self._spent.values():
             kind.pop(phase, None)
 
@@ -161,7 +161,7 @@ def demo(config: RunConfig, root: str | Path, out: rich.console.Console) -> dict
 
 
 def unfinished(config: RunConfig, workdir: Workdir) -> list[str]:
-    """The phases that a session still has before it; evaluation is done in each."""
+    """The phases that a start still has before it; evaluation is done in each."""
     warmed, played = (saved_steps(workdir, phase) for phase in ("warm_start", "self_play"))
     phases = []
     if not played and config.warm_start.steps not in warmed:

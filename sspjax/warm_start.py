@@ -54,7 +54,7 @@ def run(
     tokenizer: Tokenizer,
     console: rich.console.Console,
 ) -> TrainState:
-    """Trains from fresh parameters, or from where an earlier session stopped; the last state."""
+    """Trains from fresh parameters, or from where an earlier start stopped; the last state."""
     warm = config.warm_start
     with Checkpoints(workdir.checkpoints("warm_start"), config.checkpoint.keep) as checkpoints:
         done = checkpoints.latest() or 0

@@ -13,7 +13,7 @@ from sspjax.config import RunConfig, config_hash, to_dict
 from sspjax.errors import UserError
 
 FREE = frozenset({"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout"})
-"""Groups and keys that may change between sessions: none of them changes what a step samples."""
+"""Groups and keys that may change from start to start: none changes what a step samples."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,7 +240,7 @@ def test_the_workdir_of_another_run(taught, command, tmp_path):
     assert json.loads((run.workdir / "config.json").read_text())["config"]["batch"] == 5
 
 
-def test_what_may_change_between_sessions(taught, tmp_path):
+def test_what_may_change_from_start_to_start(taught, tmp_path):
     run = taught.copy(tmp_path / "run")
     free = {"steps": 9, "checkpoint.every": 2, "eval.every": 0, "rollout.slots": 4, "mesh.fsdp": 2}
     train.build(config(run.settings(free)), run.workdir)

@@ -130,7 +130,7 @@ def test_rates_of_nothing_are_null():
     }
 
 
-def test_time_adds_up_over_sessions_and_a_failed_phase_counts(tmp_path):
+def test_time_adds_up_over_starts_and_a_failed_phase_counts(tmp_path):
     path = tmp_path / "demo.json"
     with pytest.raises(RuntimeError), demo.Spent(path).on("warm_start"):
         time.sleep(0.02)
