@@ -6,7 +6,7 @@ A Qwen3 block of half a million parameters learns the tags and part of the skill
 trajectories of other worlds, then plays against itself in a world it has never seen.
 
 On one CPU core the warm start takes about 5 minutes, a step of self-play 1 second, an evaluation of
-500 questions 10 seconds. Expect greedy 1-hop exact match of 35 to 45 after the warm start; what
+500 questions 10 seconds. Expect greedy 1-hop exact match of 30 to 45 after the warm start; what
 self-play adds to that is in README.md, and not yet what it should be.
 """
 
