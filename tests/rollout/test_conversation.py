@@ -343,7 +343,8 @@ def test_three_programs_serve_every_role():
     reader = make_rules(tools={}, max_turns=1, response_tokens=16, turn_tokens=16)
     with CompileCounter() as compiles:
         play(engine, table, prompts(Role.SOLVER, 2, 3), solver)
-        assert compiles.take() == 3
+        # The third, copy, was compiled when the engine was made.
+        assert compiles.take() == 2
         play(engine, table, prompts(Role.PROPOSER, 1, 1), proposer)
         play(engine, table, prompts(Role.READER, 9, 2), reader)
         for temperature in (0.0, 0.3, 2.0):
