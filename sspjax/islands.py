@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sspjax.mesh import Layout
 from sspjax.models.decoder import cast_params, parameter_axes
@@ -49,13 +49,6 @@ def _on_island(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     pieces = {shard.device: shard.data for shard in x.addressable_shards}
     own = sharding.addressable_devices_indices_map(x.shape)
     return jax.make_array_from_single_device_arrays(x.shape, sharding, [pieces[d] for d in own])
-
-
-def replicated(layout: Layout, x: Any) -> jax.Array:
-    """A host value on every device of a layout's mesh, whichever processes they belong to."""
-    x = np.asarray(x)
-    sharding = NamedSharding(layout.mesh, PartitionSpec())
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def sharded(layout: Layout, x: np.ndarray, axes: tuple[str | None, ...]) -> jax.Array:

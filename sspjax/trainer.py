@@ -26,7 +26,7 @@ from sspjax.learner.state import (
 )
 from sspjax.learner.update import make_update
 from sspjax.mesh import Layout
-from sspjax.models.decoder import Model, init_params, parameter_shardings
+from sspjax.models.decoder import Model, cast_params, init_params, parameter_shardings
 from sspjax.models.presets import DecoderConfig
 from sspjax.types import (
     Example,
@@ -85,14 +85,12 @@ class Trainer:
     def fresh(self) -> TrainState:
         """Randomly initialised parameters, made sharded."""
         key = jax.random.key(self.config.seed)
-        init = lambda key: init_params(self._decoder, key)  # noqa: E731
-        return init_state(init, self._optimizer, self._names, key, self._shardings)
+        return init_state(self._init, self._optimizer, self._names, key, self._shardings)
 
     def abstract(self) -> TrainState:
         """Shapes and shardings of a state, for restoring into."""
-        init = lambda key: init_params(self._decoder, key)  # noqa: E731
         shapes = jax.eval_shape(
-            lambda key: init_state(init, self._optimizer, self._names, key), jax.random.key(0)
+            lambda key: init_state(self._init, self._optimizer, self._names, key), jax.random.key(0)
         )
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self._shardings
@@ -106,8 +104,7 @@ class Trainer:
         """Frozen copies of every policy's parameters, in the model's dtype."""
         dtype = jnp.dtype(self.config.model.dtype)
         copy = jax.jit(
-            lambda p: jax.tree.map(lambda x: x.astype(dtype), p),
-            out_shardings=self._params_shardings,
+            lambda params: cast_params(params, dtype), out_shardings=self._params_shardings
         )
         return {name: copy(policy.params) for name, policy in state.policies.items()}
 
@@ -149,6 +146,9 @@ class Trainer:
             for name in self._names
         }
         return self._run(state, batches, rate)
+
+    def _init(self, key: jax.Array) -> Params:
+        return init_params(self._decoder, key)
 
     def _run(
         self, state: TrainState, batches: Mapping[str, UpdateBatch], rate: float
