@@ -215,22 +215,43 @@ class MinibatchConfig:
 
 @schema
 class LearnerConfig:
-    loss: Literal["clipped"] = "clipped"
+    loss: Literal["clipped", "gspo", "cispo"] = "clipped"
     order: Literal["solver_first", "proposer_first", "joint"] = "solver_first"
     old_logprobs: Literal["behaviour", "step_start", "role_start"] = "role_start"
+    """Whose log-probabilities ratios are taken against: the sampler's own, or the trainer's."""
     minibatches: MinibatchConfig = dataclasses.field(default_factory=MinibatchConfig)
+    epochs: int = 1
+    """Times a role's minibatches are gone through before the next role's."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = 3.0
+    """Bound of the ratio where the advantage is negative (loss `clipped`)."""
     kl: float = 0.01
-    kl_kind: Literal["k3"] = "k3"
+    """Coefficient of the divergence from the start in the loss."""
+    kl_kind: Literal["k1", "abs", "k2", "k3", "k1+", "k3+"] = "k3"
+    """Estimate of it; with a plus its gradient is that of k2."""
+    kl_reward: float = 0.0
+    """Coefficient of the divergence in the reward: k1, summed over a trajectory's tokens."""
     entropy: float = 0.0
+    """Coefficient of the entropy bonus."""
+    importance: Literal["none", "token", "sequence"] = "none"
+    """Weigh by trainer over sampler probability: of a token, or of its whole trajectory."""
+    importance_cap: float = 2.0
+    rejection: Literal["none", "token", "sequence"] = "none"
+    """Leave out what sampler and trainer disagree on: tokens, or trajectories by their mean."""
+    rejection_low: float = 0.5
+    rejection_high: float = 2.0
+    """Ratios of trainer to sampler probability that are kept."""
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: float = 1e-6
     b1: float = 0.9
     b2: float = 0.999
     warmup: int = 5
-    """Steps over which the learning rate rises linearly from 0; then it is constant."""
+    """Units over which the learning rate rises linearly from 0; then it is constant."""
+    warmup_unit: Literal["step", "call"] = "step"
+    """A step of self-play, counted from 1, or the update of one role in it, counted from 0."""
+    proposer_warmup: int = 0
+    """First steps in which only the proposer is updated."""
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     row_tokens: int = 12288
@@ -452,6 +473,11 @@ LEAST: Mapping[str, float] = {
     "shortfall.clear_every": 0,
     "learner.minibatches.proposer": 1,
     "learner.minibatches.solver": 1,
+    "learner.epochs": 1,
+    "learner.kl_reward": 0,
+    "learner.importance_cap": 1,
+    "learner.rejection_high": 1,
+    "learner.proposer_warmup": 0,
     "learner.clip_low": 0,
     "learner.clip_high": 0,
     "learner.kl": 0,
@@ -480,6 +506,7 @@ SHARES = (
     "shortfall.max_success",
     "learner.b1",
     "learner.b2",
+    "learner.rejection_low",
 )
 """Numbers in 0..1."""
 
@@ -561,6 +588,15 @@ def _cross_check(c: RunConfig) -> None:
         c.learner.dual_clip > 1,
         f"config.learner.dual_clip={c.learner.dual_clip}: must be above 1, the ratio on policy",
     )
+    for name, chosen in (
+        ("importance", c.learner.importance),
+        ("rejection", c.learner.rejection),
+    ):
+        need(
+            chosen == "none" or c.learner.old_logprobs != "behaviour",
+            f"config.learner.{name}={chosen}: with old_logprobs=behaviour sampler and trainer are "
+            "not compared; use old_logprobs=step_start or role_start",
+        )
     need(1 <= c.world.hops <= 4, f"config.world.hops={c.world.hops}: must be in 1..4")
     need(
         0 < c.world.held_out < 1, f"config.world.held_out={c.world.held_out}: must be within (0, 1)"

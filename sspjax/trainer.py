@@ -14,7 +14,7 @@ from sspjax.config import RunConfig
 from sspjax.demonstrations import turn_weight
 from sspjax.islands import sharded
 from sspjax.learner.loss import PolicyModel
-from sspjax.learner.optimizer import learning_rate, make_optimizer
+from sspjax.learner.optimizer import learning_rates, make_optimizer, updated_roles
 from sspjax.learner.pack import pack, pack_demonstrations, role_spans, update_shape
 from sspjax.learner.scoring import make_reference_logprobs
 from sspjax.learner.state import (
@@ -127,12 +127,14 @@ class Trainer:
     ) -> tuple[TrainState, Row]:
         """One self-play step's optimizer steps, all roles and policies. Donates `state`."""
         batches = {}
+        learning = updated_roles(self.config, step)
         for name in self._names:
-            own = {span.role: examples[span.role] for span in role_spans(self.config, name)}
+            roles = [span.role for span in role_spans(self.config, name)]
+            own = {role: examples[role] for role in roles if role in learning}
             batches[name] = self._placed(pack(own, self.config, self._shapes[name]))
             if name in reference:
                 batches[name] = self._reference(reference[name], batches[name], self._constants)
-        return self._run(state, batches, learning_rate(self.config.learner, step))
+        return self._run(state, batches, learning_rates(self.config, step))
 
     def teach(
         self, state: TrainState, demonstrations: Sequence[Trajectory], rate: float
@@ -145,15 +147,15 @@ class Trainer:
             )
             for name in self._names
         }
-        return self._run(state, batches, rate)
+        return self._run(state, batches, np.full(len(Role), rate, np.float32))
 
     def _init(self, key: jax.Array) -> Params:
         return init_params(self._decoder, key)
 
     def _run(
-        self, state: TrainState, batches: Mapping[str, UpdateBatch], rate: float
+        self, state: TrainState, batches: Mapping[str, UpdateBatch], rates: np.ndarray
     ) -> tuple[TrainState, Row]:
-        state, metrics = self._update(state, batches, self._constants, np.float32(rate))
+        state, metrics = self._update(state, batches, self._constants, rates)
         return state, {name: float(x) for name, x in jax.device_get(metrics).items()}
 
     def _placed(self, batch: UpdateBatch) -> UpdateBatch:

@@ -1,4 +1,4 @@
-"""The objective: log-probabilities of packed rows in chunks, the clipped surrogate, KL, entropy.
+"""The objective: log-probabilities of packed rows in chunks, policy losses, KL, entropy.
 
 The loss of a micro-batch is sum(weight * term) over its tokens. Normalisation, role weights and
 estimators are in the weights and advantages (`learner/pack.py`), so one program serves REINFORCE,
@@ -145,6 +145,29 @@ def _logprob_and_entropy(
 # Terms of one token ------------------------------------------------------------------------------
 
 
+class Spans(NamedTuple):
+    """Which trajectory every token of the rows belongs to, for what is said of a whole one."""
+
+    segments: Int[Array, "R L"]
+    counted: Bool[Array, "R L"]
+    """The tokens that sums run over: those that were sampled and are trained on."""
+
+    def total(self, values: Float[Array, "R L"]) -> Float[Array, "R L"]:
+        """Sum over the counted tokens of the same trajectory, given to each of its tokens."""
+
+        def one_row(values: jax.Array, segments: jax.Array) -> jax.Array:
+            # Segments count from 1: a row of L tokens has at most L of them.
+            sums = jax.ops.segment_sum(values, segments, num_segments=len(segments) + 1)
+            return sums[segments]
+
+        return jax.vmap(one_row)(jnp.where(self.counted, values, 0), self.segments)
+
+    def mean(self, values: Float[Array, "R L"]) -> Float[Array, "R L"]:
+        """Mean over the same tokens; 0 where none is counted."""
+        count = self.total(jnp.ones_like(values))
+        return self.total(values) / jnp.maximum(count, 1)
+
+
 class Surrogate(NamedTuple):
     """What a policy loss says about each token, [R, L]."""
 
@@ -156,41 +179,206 @@ class Surrogate(NamedTuple):
     """bool: the dual clip did."""
 
 
+PolicyLoss = Callable[[jax.Array, jax.Array, jax.Array, LossConstants, Spans], Surrogate]
+"""(logprob, old logprob, advantage, the constants of each token's role, trajectories) of [R, L]."""
+
+
 def clipped(
     logprob: jax.Array,
     old_logprob: jax.Array,
     advantage: jax.Array,
-    clip_low: jax.Array,
-    clip_high: jax.Array,
-    dual_clip: jax.Array,
+    own: LossConstants,
+    spans: Spans,
 ) -> Surrogate:
     """PPO's clipped surrogate with asymmetric bounds (DAPO) and dual clip (arXiv 1912.09729).
 
     max(-A r, -A clip(r, 1 - low, 1 + high)), and where A < 0 at most -A dual_clip. All [R, L].
     """
-    log_ratio = jnp.clip(logprob - old_logprob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    ratio = jnp.exp(log_ratio)
-    free = -advantage * ratio
-    bounded = -advantage * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    # Selections, not maximum: at a tie the whole gradient is that of the unclipped term.
-    is_clipped = bounded > free
-    loss = jnp.where(is_clipped, bounded, free)
-    ceiling = -advantage * dual_clip
+    log_ratio = _bounded(logprob - old_logprob)
+    loss, is_clipped = _pessimistic(jnp.exp(log_ratio), advantage, own)
+    ceiling = -advantage * own.dual_clip
     is_dual = (advantage < 0) & (loss > ceiling)
     return Surrogate(jnp.where(is_dual, ceiling, loss), log_ratio, is_clipped, is_dual)
 
 
+def gspo(
+    logprob: jax.Array,
+    old_logprob: jax.Array,
+    advantage: jax.Array,
+    own: LossConstants,
+    spans: Spans,
+) -> Surrogate:
+    """Group sequence policy optimisation (GSPO, arXiv 2507.18071): one ratio for a trajectory.
+
+    The ratio is that of the whole trajectory's likelihoods to the power of one over its length,
+    exp(mean of logprob - old), and is clipped as a whole; bounds of 3e-4 and 4e-4 are the paper's.
+    Each token has that value and its own gradient (GSPO-token), which under weights that are equal
+    within a trajectory adds up to the gradient of the sequence's ratio. There is no dual clip.
+    """
+    sequence = _bounded(spans.mean(jax.lax.stop_gradient(logprob - old_logprob)))
+    log_ratio = logprob - jax.lax.stop_gradient(logprob) + sequence
+    loss, is_clipped = _pessimistic(jnp.exp(log_ratio), advantage, own)
+    return Surrogate(loss, log_ratio, is_clipped, jnp.zeros_like(is_clipped))
+
+
+def cispo(
+    logprob: jax.Array,
+    old_logprob: jax.Array,
+    advantage: jax.Array,
+    own: LossConstants,
+    spans: Spans,
+) -> Surrogate:
+    """Clipped importance weights (CISPO, arXiv 2506.13585): REINFORCE, reweighted.
+
+    -A log p times clip(r, 1 - low, 1 + high), the weight a constant: every token keeps its
+    gradient, however far its ratio is. The paper clips above only, which is `clip_low=1`.
+    """
+    log_ratio = _bounded(logprob - old_logprob)
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
+    weight = jnp.clip(ratio, 1 - own.clip_low, 1 + own.clip_high)
+    is_clipped = weight != ratio
+    return Surrogate(
+        -advantage * weight * logprob, log_ratio, is_clipped, jnp.zeros_like(is_clipped)
+    )
+
+
+LOSSES: Mapping[str, PolicyLoss] = {"clipped": clipped, "gspo": gspo, "cispo": cispo}
+"""By `learner.loss`."""
+
+
+def _bounded(log_ratio: jax.Array) -> jax.Array:
+    return jnp.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def _pessimistic(
+    ratio: jax.Array, advantage: jax.Array, own: LossConstants
+) -> tuple[jax.Array, jax.Array]:
+    """The larger of the losses with the free and the clipped ratio, and where it is the latter.
+
+    Selections, not maximum: at a tie the whole gradient is that of the free ratio.
+    """
+    free = -advantage * ratio
+    bounded = -advantage * jnp.clip(ratio, 1 - own.clip_low, 1 + own.clip_high)
+    is_clipped = bounded > free
+    return jnp.where(is_clipped, bounded, free), is_clipped
+
+
+# Estimates of KL(policy | reference) at one token, all [R, L] -------------------------------------
+
+
+def k1(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
+    """policy - reference: unbiased, of either sign. As a loss its expected gradient is 0."""
+    return logprob - reference_logprob
+
+
+def distance(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
+    """|policy - reference|."""
+    return jnp.abs(logprob - reference_logprob)
+
+
+def k2(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
+    """Half the squared difference: its expected gradient is that of the divergence."""
+    return jnp.square(logprob - reference_logprob) / 2
+
+
 def k3(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
-    """Estimate of KL(policy | reference) that is never negative (Schulman's k3), [R, L].
+    """Estimate that is never negative (Schulman's k3).
 
     exp(x) - x - 1 with x = reference - policy, both clipped as in verl.
     """
-    x = jnp.clip(reference_logprob - logprob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    x = _bounded(reference_logprob - logprob)
     return jnp.clip(jnp.exp(x) - x - 1, -K3_BOUND, K3_BOUND)
 
 
-LOSSES: Mapping[str, Callable[..., Surrogate]] = {"clipped": clipped}
-KL_KINDS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"k3": k3}
+def k1_straight(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
+    """k1 with the gradient of k2."""
+    return _straight_through(k1(logprob, reference_logprob), k2(logprob, reference_logprob))
+
+
+def k3_straight(logprob: jax.Array, reference_logprob: jax.Array) -> jax.Array:
+    """k3 with the gradient of k2."""
+    return _straight_through(k3(logprob, reference_logprob), k2(logprob, reference_logprob))
+
+
+def _straight_through(value: jax.Array, slope: jax.Array) -> jax.Array:
+    return jax.lax.stop_gradient(value) + (slope - jax.lax.stop_gradient(slope))
+
+
+KL_KINDS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "k1": k1,
+    "abs": distance,
+    "k2": k2,
+    "k3": k3,
+    "k1+": k1_straight,
+    "k3+": k3_straight,
+}
+"""By `learner.kl_kind`."""
+
+
+# What lies between the sampler and the trainer ----------------------------------------------------
+
+
+def token_level(log_ratio: jax.Array, spans: Spans) -> jax.Array:
+    """A weight for each token: a bias for less variance."""
+    return log_ratio
+
+
+def sequence_level(log_ratio: jax.Array, spans: Spans) -> jax.Array:
+    """The weight of the whole trajectory: the product over its tokens."""
+    return spans.total(log_ratio)
+
+
+def sequence_mean(log_ratio: jax.Array, spans: Spans) -> jax.Array:
+    """The mean of a trajectory's tokens: what one of them drifted."""
+    return spans.mean(log_ratio)
+
+
+IMPORTANCE: Mapping[str, Callable[[jax.Array, Spans], jax.Array]] = {
+    "token": token_level,
+    "sequence": sequence_level,
+}
+"""By `learner.importance`: the log ratio that truncated importance sampling weighs a token with."""
+
+REJECTION: Mapping[str, Callable[[jax.Array, Spans], jax.Array]] = {
+    "token": token_level,
+    "sequence": sequence_mean,
+}
+"""By `learner.rejection`: the log ratio that decides whether a token is trained on."""
+
+
+class Mismatch(NamedTuple):
+    """How far sampler and trainer are apart, and what is done about it, [R, L]."""
+
+    weight: jax.Array
+    """Of the policy loss; a constant."""
+    capped: jax.Array
+    """bool: the weight would be above the cap."""
+    kept: jax.Array
+    """bool: false where the token leaves the loss."""
+
+
+def mismatch(
+    old_logprob: jax.Array, behaviour_logprob: jax.Array, spans: Spans, config: LearnerConfig
+) -> Mismatch:
+    """Truncated importance sampling and rejection, from trainer over sampler probabilities.
+
+    The weight is min(ratio, `importance_cap`) (verl, rollout correction). What falls outside
+    [`rejection_low`, `rejection_high`] is left out of every term of the loss and still counts in
+    its normaliser. Tokens that are not counted keep weight one.
+    """
+    log_ratio = jax.lax.stop_gradient(old_logprob - behaviour_logprob)
+    log_ratio = jnp.where(spans.counted, _bounded(log_ratio), 0)
+    nothing = jnp.zeros_like(spans.counted)
+    weight, capped, kept = jnp.ones_like(log_ratio), nothing, jnp.logical_not(nothing)
+    if config.importance != "none":
+        ratio = jnp.exp(_bounded(IMPORTANCE[config.importance](log_ratio, spans)))
+        capped = spans.counted & (ratio > config.importance_cap)
+        weight = jnp.where(spans.counted, jnp.minimum(ratio, config.importance_cap), 1)
+    if config.rejection != "none":
+        ratio = jnp.exp(REJECTION[config.rejection](log_ratio, spans))
+        within = (ratio >= config.rejection_low) & (ratio <= config.rejection_high)
+        kept = jnp.logical_not(spans.counted) | within
+    return Mismatch(weight, capped, kept)
 
 
 # The loss of a micro-batch -----------------------------------------------------------------------
@@ -214,6 +402,12 @@ class TokenSums(NamedTuple):
     """Old minus present log-probability, clipped as the ratio is."""
     clipped: jax.Array
     clipped_dual: jax.Array
+    offered: jax.Array
+    """Trained sampled tokens before rejection: what the three sums below run over."""
+    importance: jax.Array
+    """Weights of truncated importance sampling."""
+    capped: jax.Array
+    rejected: jax.Array
     compared: jax.Array
     """Sampled tokens scored before any optimizer step: what the two sums below run over."""
     rollout_kl: jax.Array
@@ -243,11 +437,16 @@ def row_loss(
     own = jax.tree.map(lambda constant: jnp.asarray(constant)[rows.role], constants)
     same = jnp.logical_not(rows.sampled) | fresh
     old = jnp.where(same, jax.lax.stop_gradient(logprob), rows.old_logprob)
-    terms = LOSSES[config.loss](
-        logprob, old, rows.advantage, own.clip_low, own.clip_high, own.dual_clip
+    offered = rows.sampled & (rows.loss_weight > 0)
+    spans = Spans(rows.segments, offered)
+    apart = mismatch(old, rows.behaviour_logprob, spans, config)
+    rows = rows._replace(
+        loss_weight=jnp.where(apart.kept, rows.loss_weight, 0),
+        kl_weight=jnp.where(apart.kept, rows.kl_weight, 0),
     )
+    terms = LOSSES[config.loss](logprob, old, rows.advantage, own, spans)
     kl = KL_KINDS[config.kl_kind](logprob, rows.reference_logprob)
-    policy = rows.loss_weight * terms.loss
+    policy = rows.loss_weight * apart.weight * terms.loss
     bonus = jnp.where(rows.sampled, rows.loss_weight * own.entropy, 0) * entropy
     loss = jnp.sum(policy) + jnp.sum(rows.kl_weight * kl) - jnp.sum(bonus)
 
@@ -271,6 +470,10 @@ def row_loss(
         ppo_kl=by_role(-terms.log_ratio, trained),
         clipped=by_role(ones, trained & terms.clipped),
         clipped_dual=by_role(ones, trained & terms.clipped_dual),
+        offered=by_role(ones, offered),
+        importance=by_role(apart.weight, offered),
+        capped=by_role(ones, apart.capped),
+        rejected=by_role(ones, jnp.logical_not(apart.kept)),
         compared=by_role(ones, compared),
         rollout_kl=by_role(rows.behaviour_logprob - logprob, compared),
         rollout_k3=by_role(k3(rows.behaviour_logprob, logprob), compared),

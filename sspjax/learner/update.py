@@ -1,8 +1,10 @@
 """The update: every optimizer step of a self-play step in one compiled, donated program.
 
-Counts are data. Minibatch k runs over micro-batches `micro_stop[k-1]` to `micro_stop[k]`, a loop
-with a traced trip count whose body takes the gradient, so any number of examples costs what it
-holds and nothing is compiled twice. A minibatch without weight takes no optimizer step.
+Minibatches are visited in the order of a schedule that follows from the config; with several
+epochs some are visited again. Counts are data: a visit to minibatch k runs over micro-batches
+`micro_stop[k-1]` to `micro_stop[k]`, a loop with a traced trip count whose body takes the gradient,
+so any number of examples costs what it holds and nothing is compiled twice. A minibatch without
+weight takes no optimizer step.
 """
 
 from __future__ import annotations
@@ -35,58 +37,86 @@ from sspjax.types import (
 )
 
 Update = Callable[
-    [TrainState, Mapping[str, UpdateBatch], LossConstants, np.float32 | jax.Array],
+    [TrainState, Mapping[str, UpdateBatch], LossConstants, np.ndarray | jax.Array],
     tuple[TrainState, Metrics],
 ]
-"""(state, donated; batch of each policy; constants; learning rate f32[]) to (state, metrics)."""
+"""(state, donated; batch of each policy; constants; learning rates f32[roles]) to (state, metrics).
+"""
 
 
 class Schedule(NamedTuple):
-    """Whose log-probabilities each minibatch's ratios are measured from, known from the config."""
+    """The visits of one update in order, known from the config; every field has one entry a visit.
 
+    A visit is one minibatch and one optimizer step.
+    """
+
+    minibatch: np.ndarray
+    """i32"""
+    role: np.ndarray
+    """i32: whose learning rate holds; that of the first where a minibatch holds both."""
     fresh: np.ndarray
-    """bool[K]: from the present policy's own; the ratio is one and no extra pass is needed."""
+    """bool: ratios are taken from the present policy's own log-probabilities, so they are one."""
+    refresh_start: np.ndarray
     refresh_stop: np.ndarray
-    """i32[K]: before minibatch k, minibatches k+1 to this (exclusive) are scored anew."""
+    """i32: before the visit, minibatches from start to stop (exclusive) are scored anew."""
+    again: np.ndarray
+    """bool: of an epoch after the first. Only what was sampled is visited again."""
 
     @property
     def refreshes(self) -> bool:
-        return bool(np.any(self.refresh_stop > np.arange(1, len(self.refresh_stop) + 1)))
+        """Whether anything needs a forward pass of its own."""
+        return bool(np.any(self.refresh_stop > self.refresh_start))
 
 
-def minibatch_schedule(config: RunConfig, policy: str) -> Schedule:
-    """Schedule of `learner.old_logprobs`.
+def update_schedule(config: RunConfig, policy: str) -> Schedule:
+    """Every role's minibatches, `learner.epochs` times, then the next role's.
 
-    `behaviour`: the sampler's recorded log-probabilities throughout. `step_start`: the trainer's
-    own, before the first minibatch. `role_start`: the trainer's own, before the first minibatch of
-    each role, which already sees what the other role's minibatches changed (SSP's code).
+    `learner.old_logprobs` says whose log-probabilities the ratios are measured from. `behaviour`:
+    the sampler's recorded ones throughout. `step_start`: the trainer's own, before the first
+    optimizer step. `role_start`: the trainer's own, before the first one of each role, which
+    already sees what the other role's have changed (SSP's code). They stay the same over epochs.
     """
+    learner = config.learner
     spans = role_spans(config, policy)
-    minibatches = max(span.stop for span in spans)
-    phases = {
-        "behaviour": set(),
-        "step_start": {(0, minibatches)},
-        "role_start": {(span.start, span.stop) for span in spans},
-    }[config.learner.old_logprobs]
-    fresh = np.zeros(minibatches, np.bool_)
-    refresh_stop = np.arange(1, minibatches + 1, dtype=np.int32)
-    for start, stop in phases:
-        fresh[start] = True
-        refresh_stop[start] = stop
-    return Schedule(fresh, refresh_stop)
+    # Roles that are updated together are one phase.
+    phases = [spans[:1]] if learner.order == "joint" else [(span,) for span in spans]
+    last = max(span.stop for span in spans)
+    visits = []
+    for (span,) in phases:
+        scored_to = {
+            "behaviour": None,
+            "step_start": last if span.start == 0 else None,
+            "role_start": span.stop,
+        }[learner.old_logprobs]
+        for epoch in range(learner.epochs):
+            for k in range(span.start, span.stop):
+                first = scored_to is not None and epoch == 0 and k == span.start
+                # The first visit measures from itself; only later ones need what was recorded.
+                start = k + 1 if learner.epochs == 1 else k
+                stop = scored_to if first else start
+                visits.append((k, span.role.value, first, start, stop, epoch > 0))
+    minibatch, role, fresh, start, stop, again = zip(*visits, strict=True)
+    return Schedule(
+        minibatch=np.array(minibatch, np.int32),
+        role=np.array(role, np.int32),
+        fresh=np.array(fresh, np.bool_),
+        refresh_start=np.array(start, np.int32),
+        refresh_stop=np.array(stop, np.int32),
+        again=np.array(again, np.bool_),
+    )
 
 
 class UpdateSums(NamedTuple):
-    """What one policy's update adds up, over the minibatches whose optimizer step was taken."""
+    """What one policy's update adds up, over the visits whose optimizer step was taken."""
 
     tokens: TokenSums
     minibatches: Float[Array, "roles"]
-    """Those in which the role had weight."""
+    """Visits in which the role had weight."""
     grad_norm: Float[Array, ""]
     """Before clipping."""
     updates: Float[Array, ""]
     skipped: Float[Array, ""]
-    """Minibatches with weight whose gradient was not finite; counted apart."""
+    """Visits with weight whose gradient was not finite; counted apart."""
 
 
 class Carry(NamedTuple):
@@ -116,29 +146,33 @@ class PolicyUpdate:
         policy: PolicyState,
         batch: UpdateBatch,
         constants: LossConstants,
-        learning_rate: Float[Array, ""],
+        learning_rates: Float[Array, "roles"],
     ) -> tuple[PolicyState, UpdateSums]:
-        """Runs the K minibatches in order."""
-        fresh, refresh_stop = (jnp.asarray(table) for table in self.schedule)
+        """Makes the visits in order."""
+        visits = Schedule(*map(jnp.asarray, self.schedule))
         bounds = jnp.concatenate([jnp.zeros_like(batch.micro_stop[:1]), batch.micro_stop])
+        demonstrated = jnp.logical_not(jnp.any(batch.sampled))
 
-        def minibatch(k: jax.Array, carry: Carry) -> Carry:
-            old = carry.old_logprob
+        def visit(v: jax.Array, carry: Carry) -> Carry:
+            old, k = carry.old_logprob, visits.minibatch[v]
             if self.schedule.refreshes:
                 old = score_micro_batches(
                     self.model, carry.policy.params, batch, old,
-                    bounds[k + 1], bounds[refresh_stop[k]], constants,
+                    bounds[visits.refresh_start[v]], bounds[visits.refresh_stop[v]], constants,
                     chunk=self.chunk, batch_sharding=self.batch_sharding,
                 )  # fmt: skip
+            skipped = visits.again[v] & demonstrated
             gradient, tokens = self._accumulate(
                 carry.policy.params, batch.replace(old_logprob=old), constants,
-                bounds[k], bounds[k + 1], fresh=fresh[k], unmoved=carry.sums.updates == 0,
+                bounds[k], jnp.where(skipped, bounds[k], bounds[k + 1]),
+                fresh=visits.fresh[v], unmoved=carry.sums.updates == 0,
             )  # fmt: skip
-            policy, sums = self._step(carry.policy, gradient, tokens, learning_rate)
+            rate = learning_rates[visits.role[v]]
+            policy, sums = self._step(carry.policy, gradient, tokens, rate)
             return Carry(policy, old, jax.tree.map(operator.add, carry.sums, sums))
 
         start = Carry(policy, pinned(batch.old_logprob, self.batch_sharding), _no_sums())
-        end = jax.lax.fori_loop(0, len(self.schedule.fresh), minibatch, start)
+        end = jax.lax.fori_loop(0, len(self.schedule.minibatch), visit, start)
         return end.policy, end.sums
 
     def _accumulate(
@@ -208,8 +242,8 @@ def make_update(
     """The jitted update of all policies; it compiles once and donates the state.
 
     Batches are of `update_shape(config, policy)`, as host arrays or global arrays sharded over R.
-    The learning rate is an f32 scalar (a Python float would be another type). `state.step` grows by
-    one a call, whatever was trained.
+    Learning rates are f32[roles], one for the minibatches of each role. `state.step` grows by one a
+    call, whatever was trained.
 
     `shardings`: from `state_shardings`; None on one device. `batch_sharding`: of [M, R, L] arrays.
 
@@ -218,17 +252,21 @@ def make_update(
     step minimised (KL without its coefficient); `entropy`, `ppo_kl`, `pg_clipfrac` are means over
     the sampled tokens that were given to the loss. `rollout_corr/kl` compares sampler and trainer
     before the first step: under the same parameters, so what it shows is numerics. `actor/nll`
-    (where there is a warm start) is the weighted mean of -log p over forced tokens. What nothing
-    contributed to is 0.
+    (where there is a warm start) is the weighted mean of -log p over forced tokens. With importance
+    weights or rejection there are verl's `rollout_corr/rollout_is_mean`,
+    `rollout_is_ratio_fraction_high` (above the cap) and `rollout_rs_masked_fraction`. What nothing
+    contributed to is 0. `actor/lr` is the rate of the last visit.
     """
     roles = {name: [s.role for s in role_spans(config, name)] for name in policy_names(config)}
+    schedules = {name: update_schedule(config, name) for name in policy_names(config)}
+    last_role = int([*schedules.values()][-1].role[-1])
     likelihood = config.warm_start.steps > 0
 
     def update(
         state: TrainState,
         batches: Mapping[str, UpdateBatch],
         constants: LossConstants,
-        learning_rate: Float[Array, ""],
+        learning_rates: Float[Array, "roles"],
     ) -> tuple[TrainState, Metrics]:
         policies, sums = {}, {}
         for name, policy in state.policies.items():  # Unrolled: one or two.
@@ -236,16 +274,18 @@ def make_update(
                 model=model,
                 optimizer=optimizer,
                 learner=config.learner,
-                schedule=minibatch_schedule(config, name),
+                schedule=schedules[name],
                 chunk=row_chunk(config.model.logprob_chunk, batches[name], batch_sharding),
                 shardings=shardings.policies[name].params if shardings else None,
                 batch_sharding=batch_sharding,
             )
             policies[name], sums[name] = update_policy(
-                policy, batches[name], constants, learning_rate
+                policy, batches[name], constants, learning_rates
             )
         metrics = _metrics(sums, roles, likelihood=likelihood)
-        metrics["actor/lr"] = learning_rate
+        if config.learner.importance != "none" or config.learner.rejection != "none":
+            metrics |= _correction_metrics(sums)
+        metrics["actor/lr"] = learning_rates[last_role]
         return TrainState(step=state.step + 1, policies=policies), metrics
 
     out_shardings = (shardings, shardings.step) if shardings else None
@@ -261,11 +301,24 @@ def _no_sums() -> UpdateSums:
     return UpdateSums(_no_tokens(), jnp.zeros(len(Role), jnp.float32), zero, zero, zero)
 
 
+def _over_policies(sums: Mapping[str, UpdateSums]) -> UpdateSums:
+    first, *rest = sums.values()
+    return jax.tree.map(lambda x, *others: sum(others, x), first, *rest)
+
+
+def _correction_metrics(sums: Mapping[str, UpdateSums]) -> Metrics:
+    tokens = jax.tree.map(jnp.sum, _over_policies(sums).tokens)
+    return {
+        "rollout_corr/rollout_is_mean": _mean(tokens.importance, tokens.offered),
+        "rollout_corr/rollout_is_ratio_fraction_high": _mean(tokens.capped, tokens.offered),
+        "rollout_corr/rollout_rs_masked_fraction": _mean(tokens.rejected, tokens.offered),
+    }
+
+
 def _metrics(
     sums: Mapping[str, UpdateSums], roles: Mapping[str, list[Role]], *, likelihood: bool
 ) -> Metrics:
-    first, *rest = sums.values()
-    total = jax.tree.map(lambda x, *others: sum(others, x), first, *rest)
+    total = _over_policies(sums)
     tokens = jax.tree.map(jnp.sum, total.tokens)
     metrics = {
         **_token_metrics("actor", tokens, total.updates),

@@ -17,13 +17,19 @@ from toy_policy import (
     toy_params,
 )
 
+from sspjax.config import ConfigError
 from sspjax.learner.loss import (
+    KL_KINDS,
     PolicyModel,
     Rows,
+    Spans,
+    cispo,
     clipped,
+    gspo,
     k3,
     micro_batch,
     micro_loss,
+    mismatch,
     row_loss,
     token_logprobs,
 )
@@ -65,6 +71,12 @@ def free_logits(seed=1):
     shape = (ROWS, LENGTH, VOCABULARY)
     return {"logits": 2 * jax.random.normal(jax.random.key(seed), shape)}
 
+
+OWN = LossConstants(
+    **dict.fromkeys(("entropy", "temperature")), clip_low=0.2, clip_high=0.28, dual_clip=3.0
+)
+"""One role's constants, for a single token."""
+ONE = Spans(segments=np.ones((1, 1), np.int32), counted=np.ones((1, 1), bool))
 
 STATIC = ("model", "config", "chunk")
 micro_gradient = jax.jit(jax.grad(micro_loss, has_aux=True), static_argnames=STATIC)
@@ -175,18 +187,16 @@ def test_the_entropy_is_a_constant_unless_asked_for():
 )
 def test_clipped(ratio, advantage, loss, is_clipped, is_dual):
     old = -1.5
-    x = [
-        np.full((1, 1), v, np.float32) for v in (old + np.log(ratio), old, advantage, 0.2, 0.28, 3)
-    ]
-    terms = clipped(*x)
+    x = [np.full((1, 1), v, np.float32) for v in (old + np.log(ratio), old, advantage)]
+    terms = clipped(*x, OWN, ONE)
     assert float(terms.loss[0, 0]) == pytest.approx(loss, rel=1e-6)
     assert float(terms.log_ratio[0, 0]) == pytest.approx(np.log(ratio), abs=1e-6)
     assert (bool(terms.clipped[0, 0]), bool(terms.clipped_dual[0, 0])) == (is_clipped, is_dual)
 
 
 def test_log_ratio_is_bounded():
-    x = [np.full((1, 1), v, np.float32) for v in (0.0, -50.0, 1.0, 0.2, 0.28, 3)]
-    assert float(clipped(*x).log_ratio[0, 0]) == 20.0
+    x = [np.full((1, 1), v, np.float32) for v in (0.0, -50.0, 1.0)]
+    assert float(clipped(*x, OWN, ONE).log_ratio[0, 0]) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,160 @@ def test_k3(logprob, reference, expected):
     assert float(k3(*x)[0, 0]) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-def expected_loss(rows, logprob, entropy, c, *, fresh, kl_coefficient):
+@pytest.mark.parametrize(
+    ("kind", "value", "slope"),
+    [
+        ("k1", -0.5, 1.0),
+        ("abs", 0.5, -1.0),
+        ("k2", 0.125, -0.5),
+        ("k3", np.exp(0.5) - 1.5, 1 - np.exp(0.5)),
+        ("k1+", -0.5, -0.5),
+        ("k3+", np.exp(0.5) - 1.5, -0.5),
+    ],
+)
+def test_kinds_of_kl(kind, value, slope):
+    """At log p = -1.5 against a reference of -1: the difference is -1/2."""
+    at = np.full((1, 1), -1.5, np.float32), np.full((1, 1), -1.0, np.float32)
+    made, gradient = jax.value_and_grad(lambda x: jnp.sum(KL_KINDS[kind](x, at[1])))(at[0])
+    assert float(made) == pytest.approx(value, rel=1e-6)
+    assert float(gradient[0, 0]) == pytest.approx(slope, rel=1e-6)
+
+
+# One row of two trajectories, of three and two trained tokens; the second token is a tool's.
+SPANS = Spans(
+    segments=np.array([[1, 1, 1, 1, 2, 2, 0]], np.int32),
+    counted=np.array([[1, 0, 1, 1, 1, 1, 0]], bool),
+)
+
+
+def of_tokens(trained, other=9.0):
+    """The values of five trained tokens in the places of `SPANS`; nonsense elsewhere."""
+    row = np.full((1, 7), other, np.float32)
+    row[SPANS.counted] = trained
+    return row
+
+
+def test_sums_and_means_of_trajectories():
+    values = of_tokens([1.0, 2.0, 4.0, 10.0, -4.0])
+    total, mean = SPANS.total(values)[0], SPANS.mean(values)[0]
+    assert total[:6].tolist() == [7.0] * 4 + [6.0] * 2
+    np.testing.assert_allclose(mean[:6], [7 / 3] * 4 + [3.0] * 2, rtol=1e-6)
+    nobody = SPANS._replace(counted=np.zeros((1, 7), bool))
+    assert not np.any(nobody.mean(values))
+
+
+@pytest.mark.parametrize("bounds", [(0.2, 0.28), (3e-4, 4e-4)])
+def test_gspo(bounds):
+    """Ratios exp(.2 - .1 + .2) / 3 and exp(-.1): one for each trajectory, clipped as a whole."""
+    old, drift = np.float64([-1, -2, -3, -1, -1]), np.float64([0.2, -0.1, 0.2, -0.3, 0.1])
+    advantage = np.float64([2, 2, 2, -1, -1])
+    own = OWN.replace(clip_low=bounds[0], clip_high=bounds[1])
+    weight = of_tokens([0.3, 0.3, 0.3, 0.5, 0.5], 0.0)
+
+    def loss(logprob):
+        terms = gspo(logprob, of_tokens(old), of_tokens(advantage), own, SPANS)
+        return jnp.sum(weight * terms.loss), terms
+
+    gradient, terms = jax.grad(loss, has_aux=True)(of_tokens(old + drift))
+    ratio = np.exp(np.repeat([0.1, -0.1], [3, 2]))
+    held = np.clip(ratio, 1 - bounds[0], 1 + bounds[1])
+    expected = np.maximum(-advantage * ratio, -advantage * held)
+    np.testing.assert_allclose(terms.loss[SPANS.counted], expected, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(terms.log_ratio[SPANS.counted]), ratio, rtol=1e-6)
+    # The sequence's ratio r has d r / d log p_t = r / T, and T tokens of equal weight share it.
+    by_hand = np.where(expected > -advantage * ratio, 0, -advantage * ratio)
+    by_hand *= weight[SPANS.counted]
+    np.testing.assert_allclose(gradient[SPANS.counted], by_hand, rtol=1e-6)
+    assert bool(terms.clipped[0, 0]) == (bounds[1] < 0.1)
+    assert not np.any(terms.clipped_dual)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [(1.25, 2.0, 1.25), (1.5, 2.0, 1.28), (0.5, 2.0, 0.8), (1.5, -2.0, 1.28), (0.9, -2.0, 0.9)],
+)
+def test_cispo(ratio, advantage, weight):
+    old = np.full((1, 1), -1.5, np.float32)
+    a = np.full((1, 1), advantage, np.float32)
+
+    def loss(logprob):
+        terms = cispo(logprob, old, a, OWN, ONE)
+        return jnp.sum(terms.loss), terms
+
+    logprob = old + np.float32(np.log(ratio))
+    gradient, terms = jax.grad(loss, has_aux=True)(logprob)
+    expected = -advantage * weight * (-1.5 + np.log(ratio))
+    assert float(terms.loss[0, 0]) == pytest.approx(expected, rel=1e-6)
+    assert float(gradient[0, 0]) == pytest.approx(-advantage * weight, rel=1e-6)
+    assert bool(terms.clipped[0, 0]) == (weight != ratio)
+
+
+# Sampler against trainer --------------------------------------------------------------------------
+
+RATIOS = np.float64([1.5, 3.0, 0.2, 2.5, 1.6])
+"""Trainer over sampler: products .9 and 4, geometric means .965 and 2."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "capped", "kept"),
+    [
+        ({}, [1] * 5, [0] * 5, [1] * 5),
+        ({"importance": "token"}, [1.5, 2, 0.2, 2, 1.6], [0, 1, 0, 1, 0], [1] * 5),
+        ({"importance": "sequence"}, [0.9] * 3 + [2] * 2, [0] * 3 + [1] * 2, [1] * 5),
+        ({"importance": "sequence", "importance_cap": 8.0}, [0.9] * 3 + [4] * 2, [0] * 5, [1] * 5),
+        ({"rejection": "token"}, [1] * 5, [0] * 5, [1, 0, 0, 0, 1]),
+        ({"rejection": "sequence", "rejection_high": 1.9}, [1] * 5, [0] * 5, [1, 1, 1, 0, 0]),
+        ({"rejection": "sequence", "rejection_low": 0.97}, [1] * 5, [0] * 5, [0, 0, 0, 1, 1]),
+    ],
+)
+def test_mismatch(settings, weight, capped, kept):
+    config = toy_config(learner={"rejection_high": 2.001} | settings).learner
+    behaviour = of_tokens([-1.0, -2.0, -0.5, -1.0, -3.0])
+    old = behaviour + of_tokens(np.log(RATIOS))
+    made = mismatch(old, behaviour, SPANS, config)
+    np.testing.assert_allclose(made.weight[SPANS.counted], weight, rtol=1e-6)
+    assert made.capped[SPANS.counted].tolist() == [bool(c) for c in capped]
+    assert made.kept[SPANS.counted].tolist() == [bool(k) for k in kept]
+    assert np.all(made.weight[~SPANS.counted] == 1)
+    assert np.all(made.kept[~SPANS.counted])
+
+
+def test_correction_needs_something_to_compare():
+    for name in ("importance", "rejection"):
+        with pytest.raises(ConfigError, match=f"{name}=token: with old_logprobs=behaviour"):
+            toy_config(learner={name: "token", "old_logprobs": "behaviour"})
+
+
+def test_loss_with_weights_and_rejection():
+    """As without, of the rows in which rejected tokens weigh nothing and others their ratio."""
+    rows, c = random_rows(4), constants(entropy=0.05)
+    r = np.random.default_rng(6)
+    logprob, entropy = (s * r.random((ROWS, LENGTH)).astype(np.float32) for s in (-2, 2))
+    settings = {"kl": 0.1, "entropy": 0.05}
+    both = {"importance": "token", "rejection": "token", "rejection_high": 2.0}
+    config = toy_config(learner=settings | both).learner
+    loss, sums = row_loss(logprob, entropy, rows, c, config, fresh=False, unmoved=True)
+    ratio = np.exp(np.float64(rows.old_logprob) - rows.behaviour_logprob)
+    trained = rows.sampled & (rows.loss_weight > 0)
+    out = trained & ((ratio < 0.5) | (ratio > 2))
+    assert 0 < out.sum() < trained.sum()
+    left = rows._replace(
+        loss_weight=np.where(out, 0, rows.loss_weight), kl_weight=np.where(out, 0, rows.kl_weight)
+    )
+    plain, plain_sums = expected_loss(
+        left, logprob, entropy, c, fresh=False, kl_coefficient=0.1,
+        importance=np.where(trained, np.minimum(ratio, 2), 1),
+    )  # fmt: skip
+    assert float(loss) == pytest.approx(plain, rel=1e-5)
+    np.testing.assert_allclose(sums.pg_loss, plain_sums["pg_loss"], rtol=1e-5)
+    assert float(jnp.sum(sums.rejected)) == out.sum()
+    assert float(jnp.sum(sums.offered)) == trained.sum()
+    assert float(jnp.sum(sums.capped)) == np.sum(trained & (ratio > 2))
+    mean = np.sum(np.minimum(ratio, 2)[trained])
+    assert float(jnp.sum(sums.importance)) == pytest.approx(mean, rel=1e-5)
+
+
+def expected_loss(rows, logprob, entropy, c, *, fresh, kl_coefficient, importance=None):
     """Loss and sums per token by the formulas, in float64, one token at a time."""
     total, by_token = 0.0, []
     for index in np.ndindex(rows.tokens.shape):
@@ -222,6 +385,7 @@ def expected_loss(rows, logprob, entropy, c, *, fresh, kl_coefficient):
         l1, l2 = -a * np.exp(d), -a * np.clip(np.exp(d), 1 - low, 1 + high)
         upper = max(l1, l2)
         pg = min(upper, -a * dual) if a < 0 else upper
+        pg *= 1 if importance is None else importance[index]
         x = np.clip(f["reference_logprob"] - lp, -20, 20)
         kl = np.clip(np.exp(x) - x - 1, -10, 10)
         total += f["loss_weight"] * pg + f["kl_weight"] * kl
@@ -368,11 +532,22 @@ def test_clipped_tokens_have_no_gradient():
     assert not gradient[good].any()
 
 
-def test_a_packed_row_equals_rows_of_one():
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss": "gspo", "clip_low": 0.05, "clip_high": 0.05},
+        {"loss": "cispo"},
+        {"loss": "gspo", "clip_high": 2.0, "importance": "sequence", "rejection": "sequence"},
+    ],
+    ids=["clipped", "gspo", "cispo", "corrected"],
+)
+def test_a_packed_row_equals_rows_of_one(settings):
     """Each trajectory alone in a row, against all of them side by side."""
     examples = toy_examples(np.random.default_rng(1), groups=3)
     config = toy_config(
         learner={"kl": 0.1, "minibatches": {"proposer": 1, "solver": 1}, "micro_rows": 16}
+        | settings
     )
     shape = update_shape(config, "policy")
     apart = dataclasses.replace(shape, length=12)

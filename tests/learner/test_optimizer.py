@@ -5,9 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from toy_policy import toy_config
 
 from sspjax.config import LearnerConfig
-from sspjax.learner.optimizer import learning_rate, make_optimizer
+from sspjax.learner.optimizer import learning_rates, make_optimizer, updated_roles
+from sspjax.types import Role
 
 LEARNER = LearnerConfig(b1=0.9, b2=0.999, weight_decay=0.01, grad_clip=1.0)
 
@@ -55,16 +57,59 @@ def test_no_clipping():
     assert abs(moved(clipped, big, start)[0] + 0.1 * (1 + second)) > 1e-3
 
 
+def multipliers(steps, role=None, **settings):
+    """Rates of the first steps over learning_rate: of one role, or the one they share."""
+    config = toy_config(learner={"learning_rate": 1e-3, **settings})
+    rates = np.array([learning_rates(config, step) for step in range(1, steps + 1)], np.float64)
+    assert rates.shape == (steps, len(Role))
+    if role is None:
+        assert np.all(rates == rates[:, :1])
+    return (rates[:, 0 if role is None else role.value] / 1e-3).tolist()
+
+
 @pytest.mark.parametrize(
-    ("warmup", "multipliers"),
+    ("warmup", "expected"),
     [(5, [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]), (1, [1.0, 1.0]), (0, [1.0, 1.0])],
 )
-def test_learning_rate(warmup, multipliers):
-    learner = LearnerConfig(learning_rate=1e-6, warmup=warmup)
-    rates = [learning_rate(learner, step) for step in range(1, len(multipliers) + 1)]
-    assert rates == pytest.approx([1e-6 * x for x in multipliers], rel=1e-12)
+def test_warmup_by_steps(warmup, expected):
+    assert multipliers(len(expected), warmup=warmup) == pytest.approx(expected, rel=1e-6)
+
+
+def test_warmup_by_calls_is_that_of_the_published_code():
+    """Proposer 0, solver .2; .4 and .6; .8 and 1.0; then 1."""
+    settings = {"warmup": 5, "warmup_unit": "call", "order": "proposer_first"}
+    proposer = multipliers(4, Role.PROPOSER, **settings)
+    assert proposer == pytest.approx([0.0, 0.4, 0.8, 1.0], rel=1e-6)
+    solver = multipliers(4, Role.SOLVER, **settings)
+    assert solver == pytest.approx([0.2, 0.6, 1.0, 1.0], rel=1e-6)
+    first = multipliers(4, Role.SOLVER, **settings | {"order": "solver_first"})
+    assert first == pytest.approx([0.0, 0.4, 0.8, 1.0], rel=1e-6)
+    joint = multipliers(4, Role.SOLVER, **settings | {"order": "joint"})
+    assert joint == pytest.approx([0.0, 0.2, 0.4, 0.6], rel=1e-6)
+    # Two steps without the solver are two calls, not four: 0, 1 | 2, 3 | 4, 5.
+    late = settings | {"proposer_warmup": 2}
+    assert multipliers(4, Role.PROPOSER, **late) == pytest.approx([0, 0.2, 0.4, 0.8], rel=1e-6)
+    assert multipliers(4, Role.SOLVER, **late)[2:] == pytest.approx([0.6, 1.0], rel=1e-6)
+
+
+def test_separate_policies_count_their_own_calls():
+    config = toy_config(
+        proposer={"policy": "asker"},
+        learner={"learning_rate": 1.0, "warmup": 4, "warmup_unit": "call"},
+    )
+    rates = [learning_rates(config, step) for step in (1, 2, 3)]
+    assert [r[Role.PROPOSER.value] for r in rates] == [0.0, 0.25, 0.5]
+    assert [r[Role.SOLVER.value] for r in rates] == [0.0, 0.25, 0.5]
+
+
+def test_the_solver_waits_for_the_proposers_warmup():
+    config = toy_config(learner={"proposer_warmup": 2})
+    both = (Role.PROPOSER, Role.SOLVER)
+    assert [updated_roles(config, s) for s in (1, 2, 3)] == [both[:1], both[:1], both]
+    frozen = toy_config(proposer={"role_weight": 0.0}, learner={"proposer_warmup": 1})
+    assert [updated_roles(frozen, s) for s in (1, 2)] == [(), both[1:]]
 
 
 def test_steps_are_counted_from_one():
     with pytest.raises(ValueError, match="counted from 1, got 0"):
-        learning_rate(LEARNER, 0)
+        learning_rates(toy_config(), 0)

@@ -21,11 +21,12 @@ from sspjax.learner.optimizer import make_optimizer
 from sspjax.learner.pack import pack, pack_demonstrations, update_shape
 from sspjax.learner.scoring import make_reference_logprobs
 from sspjax.learner.state import init_state, loss_constants, policy_names, state_shardings
-from sspjax.learner.update import make_update, minibatch_schedule
+from sspjax.learner.update import make_update, update_schedule
 from sspjax.types import Role
 
 WARM = {"steps": 1, "worlds": 1, "batch": 8}
 RATE = np.float32(0.01)
+RATES = np.full(len(Role), RATE)
 
 
 def base_config(**learner):
@@ -77,7 +78,8 @@ def examples(seed=0, proposers=8, solvers=8):
 
 def run(batch, config=CONFIG, model=TOY, state=None, rate=RATE):
     state = fresh_state(config) if state is None else state
-    state, metrics = updater(model, config)(state, {"policy": batch}, loss_constants(config), rate)
+    rates = np.full(len(Role), rate, np.float32)
+    state, metrics = updater(model, config)(state, {"policy": batch}, loss_constants(config), rates)
     return state, {name: float(x) for name, x in metrics.items()}
 
 
@@ -127,7 +129,8 @@ class ByHand:
         learner, gradient, pg_loss = self.config.learner, 0 * self.table, 0.0
         for e in members:
             role, a = self.role(e), e.advantage
-            weight = role.role_weight / (len(members) * e.trajectory.sampled.sum())
+            others = sum(self.role(m) is role for m in members)
+            weight = role.role_weight / (others * e.trajectory.sampled.sum())
             for previous, token, table, i in self.score(e):
                 d = table[token] - old[id(e), i]
                 free = -a * np.exp(d)
@@ -160,29 +163,45 @@ def bigram_params(key):
     return {"table": jax.random.normal(key, (VOCABULARY, VOCABULARY))}
 
 
-@pytest.mark.parametrize("mode", ["behaviour", "step_start", "role_start"])
-def test_three_optimizer_steps_by_hand(mode):
+@pytest.mark.parametrize(
+    ("mode", "order", "epochs"),
+    [
+        ("behaviour", "solver_first", 1),
+        ("step_start", "solver_first", 1),
+        ("role_start", "solver_first", 1),
+        ("behaviour", "proposer_first", 1),
+        ("step_start", "proposer_first", 2),
+        ("role_start", "proposer_first", 2),
+        ("role_start", "joint", 1),
+    ],
+)
+def test_optimizer_steps_by_hand(mode, order, epochs):
     """Two solver minibatches and a proposer one, at a rate that drives ratios past the clip."""
     rate = np.float32(0.1)
-    config = base_config(old_logprobs=mode, grad_clip=0.3)
+    config = base_config(old_logprobs=mode, grad_clip=0.3, order=order, epochs=epochs)
     made = examples()
     state = fresh_state(config, bigram_params)
     hand = ByHand(state.policies["policy"].params["table"], config, float(rate))
-    minibatches = [made[Role.SOLVER][:12], made[Role.SOLVER][12:], made[Role.PROPOSER]]
-    everything = sum(minibatches, [])
+    solver, proposer = made[Role.SOLVER], made[Role.PROPOSER]
+    phases = {
+        "solver_first": [[solver[:12], solver[12:]], [proposer]],
+        "proposer_first": [[proposer], [solver[:12], solver[12:]]],
+        "joint": [[solver[:12] + proposer[:4], solver[12:] + proposer[4:]]],
+    }[order]
+    everything = solver + proposer
     behaviour = {
         (id(e), i): float(e.trajectory.logprobs[i])
         for e in everything
         for i in np.flatnonzero(e.trajectory.sampled)
     }
-    at_start = hand.logprobs(everything)
-    for k, members in enumerate(minibatches):
-        old = {
-            "behaviour": behaviour,
-            "step_start": at_start,
-            "role_start": hand.logprobs(members) if k == 2 else at_start,
-        }[mode]
-        hand.minibatch(members, old)
+    old = {"behaviour": behaviour}.get(mode, hand.logprobs(everything))
+    visited = []
+    for phase in phases:
+        if mode == "role_start":
+            old = hand.logprobs(everything)
+        for members in phase * epochs:
+            hand.minibatch(members, old)
+            visited.append({hand.role(e) for e in members})
 
     state, metrics = run(batch_of(made, config), config, BIGRAM, state, rate)
     table = state.policies["policy"].params["table"]
@@ -191,17 +210,21 @@ def test_three_optimizer_steps_by_hand(mode):
 
     step, ppo_kl, is_clipped, entropy, behind = map(np.array, zip(*hand.tokens, strict=True))
     assert metrics["actor/pg_loss"] == pytest.approx(np.mean(hand.pg_losses), rel=1e-4)
-    assert metrics["solver/actor/pg_loss"] == pytest.approx(np.mean(hand.pg_losses[:2]), rel=1e-4)
-    assert metrics["proposer/actor/pg_loss"] == pytest.approx(hand.pg_losses[2], rel=1e-4)
     assert metrics["actor/grad_norm"] == pytest.approx(np.mean(hand.norms), rel=1e-4)
     assert metrics["actor/entropy"] == pytest.approx(entropy.mean(), rel=1e-4)
-    assert metrics["solver/actor/entropy"] == pytest.approx(entropy[step < 2].mean(), rel=1e-4)
+    if order != "joint":
+        for name, own in (("solver", config.solver), ("proposer", config.proposer)):
+            steps = [k for k, roles in enumerate(visited) if own in roles]
+            loss = np.mean([hand.pg_losses[k] for k in steps])
+            assert metrics[f"{name}/actor/pg_loss"] == pytest.approx(loss, rel=1e-4)
+            of_role = entropy[np.isin(step, steps)].mean()
+            assert metrics[f"{name}/actor/entropy"] == pytest.approx(of_role, rel=1e-4)
     assert metrics["actor/ppo_kl"] == pytest.approx(ppo_kl.mean(), rel=1e-4, abs=1e-6)
     assert metrics["actor/pg_clipfrac"] == pytest.approx(is_clipped.mean(), rel=1e-6)
     assert metrics["actor/pg_clipfrac"] > 0
     # Only the first minibatch is scored by the parameters the tokens were sampled from.
     assert metrics["rollout_corr/kl"] == pytest.approx(behind[step == 0].mean(), rel=1e-4)
-    assert metrics["actor/updates"] == 3
+    assert metrics["actor/updates"] == len(visited)
     assert metrics["actor/skipped_updates"] == 0
     assert metrics["actor/lr"] == rate
     assert int(state.step) == 1
@@ -209,7 +232,7 @@ def test_three_optimizer_steps_by_hand(mode):
 
 def test_schedules():
     def schedule(mode, order):
-        made = minibatch_schedule(base_config(old_logprobs=mode, order=order), "policy")
+        made = update_schedule(base_config(old_logprobs=mode, order=order), "policy")
         return made.fresh.tolist(), made.refresh_stop.tolist(), made.refreshes
 
     assert schedule("behaviour", "solver_first") == ([False, False, False], [1, 2, 3], False)
@@ -219,9 +242,76 @@ def test_schedules():
     assert schedule("role_start", "joint") == ([True, False], [2, 2], True)
 
 
+def test_epochs_visit_a_role_again_before_the_next_role():
+    schedule = update_schedule(base_config(epochs=2), "policy")
+    assert schedule.minibatch.tolist() == [0, 1, 0, 1, 2, 2]
+    assert schedule.role.tolist() == [Role.SOLVER.value] * 4 + [Role.PROPOSER.value] * 2
+    assert schedule.fresh.tolist() == [True, False, False, False, True, False]
+    # The first of a role is scored too: its second visit no longer meets its own policy.
+    refreshed = list(zip(schedule.refresh_start, schedule.refresh_stop, strict=True))
+    assert refreshed[0] == (0, 2)
+    assert refreshed[4] == (2, 3)
+    assert all(start == stop for start, stop in refreshed[1:4] + refreshed[5:])
+    assert schedule.again.tolist() == [False, False, True, True, False, True]
+
+
+def test_demonstrations_are_learned_once_whatever_the_epochs():
+    config = base_config(epochs=2)
+    shape = update_shape(config, "policy", batch_devices=8)
+    batch = pack_demonstrations(
+        [demonstration(np.random.default_rng(0))], shape, turn_weight=lambda turn: 1.0
+    )
+    _, metrics = run(batch, config)
+    assert metrics["actor/updates"] == 1
+
+
+def test_each_role_has_its_own_rate():
+    """At rate 0 the proposer leaves the parameters where they are, as if it had no weight."""
+    made = {Role.PROPOSER: examples()[Role.PROPOSER]}
+    rates = np.zeros(len(Role), np.float32)
+    rates[Role.SOLVER.value] = 0.5
+    state, metrics = updater(TOY, CONFIG)(
+        fresh_state(), {"policy": batch_of(made)}, loss_constants(CONFIG), rates
+    )
+    assert float(metrics["actor/updates"]) == 1
+    assert_same_bits(state.policies["policy"].params, fresh_state().policies["policy"].params)
+
+
+def test_what_sampler_and_trainer_disagree_on_is_weighed_and_left_out():
+    """Behaviour log-probabilities are raised so far that every other trajectory is rejected."""
+    config = base_config(
+        old_logprobs="step_start", importance="token", rejection="sequence",
+        minibatches={"proposer": 1, "solver": 1},
+    )  # fmt: skip
+    made = {Role.SOLVER: examples()[Role.SOLVER]}
+    state = fresh_state(config, bigram_params)
+    hand = ByHand(state.policies["policy"].params["table"], config, 0.01)
+    scored = hand.logprobs(made[Role.SOLVER])
+    batch = batch_of(made, config)
+    r = np.random.default_rng(0)
+    behaviour, expected, masked, high = np.array(batch.behaviour_logprob), 0.0, [], []
+    for n, e in enumerate(made[Role.SOLVER]):
+        tokens = np.array([scored[id(e), i] for i in np.flatnonzero(e.trajectory.sampled)])
+        log_ratio = r.normal(-2.0 if n % 2 else 0.1, 0.3, len(tokens))
+        where = (batch.advantage == np.float32(e.advantage)) & batch.sampled
+        behaviour[where] = tokens - log_ratio
+        ratio = np.exp(log_ratio)
+        kept = 0.5 <= np.exp(log_ratio.mean()) <= 2
+        masked += [not kept] * len(tokens)
+        high += (ratio > 2).tolist()
+        # On policy the surrogate of a token is -A, times its weight.
+        expected += kept * np.mean(np.minimum(ratio, 2)) * -e.advantage / len(made[Role.SOLVER])
+    _, metrics = run(batch.replace(behaviour_logprob=behaviour), config, BIGRAM, state)
+    assert 0.3 < np.mean(masked) < 0.7
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(np.mean(masked))
+    high = metrics["rollout_corr/rollout_is_ratio_fraction_high"] - np.mean(high)
+    assert high == pytest.approx(0, abs=1e-7)
+    assert metrics["actor/pg_loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_one_minibatch_needs_no_extra_pass():
     config = base_config(minibatches={"proposer": 1, "solver": 1})
-    assert not minibatch_schedule(config, "policy").refreshes
+    assert not update_schedule(config, "policy").refreshes
 
 
 # What must not matter ----------------------------------------------------------------------------
@@ -341,7 +431,7 @@ def test_two_policies_are_two_updates():
             "asker": batch_of({Role.PROPOSER: asks}, config, policy="asker"),
             "answerer": batch_of({Role.SOLVER: answers}, config, policy="answerer"),
         }
-        state, metrics = update(fresh_state(config), batches, loss_constants(config), RATE)
+        state, metrics = update(fresh_state(config), batches, loss_constants(config), RATES)
         return state.policies, {name: float(x) for name, x in metrics.items()}
 
     both, metrics = play(made[Role.PROPOSER], made[Role.SOLVER])
@@ -428,7 +518,7 @@ def test_eight_devices_equal_one():
         batch = jax.device_put(host.replace(micro_stop=None), rows).replace(micro_stop=stops)
         state, metrics = update(
             state, {"policy": reference(state.policies["policy"].params, batch, constants)},
-            constants, RATE,
+            constants, RATES,
         )  # fmt: skip
         losses.append(float(metrics["actor/pg_loss"]))
     assert update._cache_size() == 1
