@@ -148,21 +148,23 @@ class FiltersConfig:
 
 
 @schema
-class ProposerConfig:
+class RoleConfig:
+    """What both roles have."""
+
     policy: str = "policy"
     group_size: int = 1
-    estimator: Literal["raw", "batch_mean", "group_mean"] = "raw"
+    estimator: Literal["raw", "batch_mean", "group_mean", "rloo", "remax", "reinforce_pp"] = "raw"
     std: Literal["none", "sample", "population"] = "none"
+    """Scale advantages by the deviation of the rewards that the baseline is the mean of."""
     aggregation: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "seq-mean-token-mean"
     role_weight: float = 1.0
     """Factor of this role's loss; 0 freezes the role."""
-    rewards: tuple[Literal["one_minus_p", "half", "modal"], ...] = ("one_minus_p",)
     tools: tuple[Literal["search"], ...] = ("search",)
     max_turns: int = 10
     """Generations: 10 generations are at most 9 executed searches."""
-    min_searches: int = 1
+    min_searches: int = 0
     prompt_tokens: int = 4096
     response_tokens: int = 8192
     """Response budget, observations included."""
@@ -174,18 +176,35 @@ class ProposerConfig:
 
 
 @schema
-class SolverConfig(ProposerConfig):
+class ProposerConfig(RoleConfig):
+    rewards: tuple[
+        Literal["one_minus_p", "half", "modal", "bell", "few_right", "format_only"], ...
+    ] = ("one_minus_p",)
+    bell_left: float = 0.0
+    bell_right: float = 1.0
+    bell_ends: float = 0.0
+    """`bell` pays 4 (left + p) (right - p), but `bell_ends` where all or none of a group is right.
+    """
+    invalid: float | Literal["exclude"] = 0.0
+    """Reward of a rejected question; `exclude` leaves it out of statistics and loss."""
+    min_searches: int = 1
+
+
+@schema
+class SolverConfig(RoleConfig):
     group_size: int = 5
-    estimator: Literal["raw", "batch_mean", "group_mean"] = "group_mean"
+    estimator: Literal["raw", "batch_mean", "group_mean", "rloo", "remax", "reinforce_pp"] = (
+        "group_mean"
+    )
     rewards: tuple[Literal["correct"], ...] = ("correct",)
-    min_searches: int = 0
 
 
 @schema
 class VerifyConfig:
     reader: Literal["solver", "none"] = "solver"
     noise: int = 4
-    noise_unit: Literal["passage"] = "passage"
+    noise_unit: Literal["passage", "blob"] = "passage"
+    """One noise unit: a passage, or all that another proposer was shown."""
     samples: int = 1
     """Readings under different noise; all must be right."""
     counterfactual: bool = False
@@ -198,13 +217,23 @@ class VerifyConfig:
 
 @schema
 class ShortfallConfig:
-    strategy: Literal["replay", "drop"] = "replay"
+    """What fills the places of rejected questions."""
+
+    strategy: Literal["replay", "resample", "dummy", "drop"] = "replay"
+    """Earlier questions, new tries with the next seeds, a question with no answer, or nothing."""
     clear_every: int = 10
-    """Steps between resets of the replay pool (0: never)."""
+    """Steps between resets of the replay pool (0: never, which is full reuse)."""
+    first_clear: int = 0
+    """Step of the first reset (0: the same number)."""
     keep: float = 0.0
     """Share of the newest questions that survives a reset."""
     max_success: float = 1.0
     """Only questions solved at most this often are reused."""
+    duplicates: bool = False
+    """Store a question again whenever it is played, and let one fill several places (SSP's code).
+    """
+    max_attempts: int = 6
+    """Tries at a step's questions, the first included (`resample`)."""
 
 
 @schema
@@ -314,8 +343,11 @@ class RunConfig:
 
 
 def default() -> ConfigDict:
-    """The schema's defaults as a locked ConfigDict, for config files to override."""
-    return ConfigDict(to_dict(RunConfig())).lock()
+    """The schema's defaults as a locked ConfigDict, for config files to override.
+
+    It takes any value: types are the schema's, and `freeze` checks them.
+    """
+    return ConfigDict(to_dict(RunConfig()), type_safe=False).lock()
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -396,10 +428,13 @@ def _checked(hint: Any, value: Any, key: str) -> Any:
         if isinstance(value, str) or not isinstance(value, tuple | list):
             raise ConfigError(f"config.{key}={value!r}: expected a tuple of strings")
         return tuple(_checked(typing.get_args(hint)[0], v, key) for v in value)
-    if origin is types.UnionType:
-        if value is None:
-            return None
-        return _checked(typing.get_args(hint)[0], value, key)
+    if origin in UNIONS:
+        first, other = typing.get_args(hint)
+        if value in _words(other):
+            return value
+        if isinstance(value, str):
+            raise _neither(first, other, value, key)
+        return _checked(first, value, key)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
@@ -409,12 +444,33 @@ def _checked(hint: Any, value: Any, key: str) -> Any:
     return value
 
 
+UNIONS = (types.UnionType, typing.Union)
+"""Origins of `float | None` and, since Literal is no type, of `float | Literal["exclude"]`."""
+
+
+def _neither(first: Any, other: Any, value: object, key: str) -> ConfigError:
+    choices = " or ".join(map(str, (first.__name__, *_words(other))))
+    return ConfigError(f"config.{key}={value}: expected {choices}")
+
+
+def _words(hint: Any) -> tuple[Any, ...]:
+    """What may stand in the place of a number: None, or the choices of a Literal."""
+    return (None,) if hint is type(None) else typing.get_args(hint)
+
+
 def _parse(hint: Any, text: str, key: str) -> Any:
     origin = typing.get_origin(hint)
     if origin is tuple:
         return tuple(part for part in text.strip("()").split(",") if part)
-    if origin is types.UnionType:
-        return None if text.lower() == "none" else _parse(typing.get_args(hint)[0], text, key)
+    if origin in UNIONS:
+        first, other = typing.get_args(hint)
+        for word in _words(other):
+            if text.lower() == str(word).lower():
+                return word
+        try:
+            return _parse(first, text, key)
+        except ConfigError:
+            raise _neither(first, other, text, key) from None
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise ConfigError(f"config.{key}={text}: expected true or false")
@@ -471,6 +527,8 @@ LEAST: Mapping[str, float] = {
     "verify.answer_tokens": 1,
     "verify.temperature": 0,
     "shortfall.clear_every": 0,
+    "shortfall.first_clear": 0,
+    "shortfall.max_attempts": 1,
     "learner.minibatches.proposer": 1,
     "learner.minibatches.solver": 1,
     "learner.epochs": 1,
@@ -509,6 +567,27 @@ SHARES = (
     "learner.rejection_low",
 )
 """Numbers in 0..1."""
+
+
+GROUPED = ("group_mean", "rloo")
+"""Estimators that compare the rollouts of a group."""
+
+UNSCALED = ("raw", "rloo", "remax")
+"""Estimators whose baseline is no mean of the rewards it is taken from."""
+
+
+def cautions(c: RunConfig) -> tuple[str, ...]:
+    """What can run but is known to go wrong, one line each, for the log at the start."""
+    found = []
+    p = c.proposer
+    negative = p.invalid != "exclude" and p.invalid < 0
+    if negative and p.estimator not in GROUPED and p.role_weight > 0:
+        found.append(
+            f"config.proposer.invalid={p.invalid}: a negative reward with estimator={p.estimator} "
+            "pushes invalid questions away without saying where to; in SSP -0.1 made entropy rise "
+            "and valid questions vanish. Use 0 or exclude"
+        )
+    return tuple(found)
 
 
 def _by_key(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -556,18 +635,18 @@ def _cross_check(c: RunConfig) -> None:
             "needs importance correction, which is off; use top_k=0, top_p=1",
         )
         need(
-            role.estimator != "group_mean" or role.group_size > 1,
-            f"config.{name}.estimator=group_mean: with group_size=1 every advantage is 0; "
+            role.estimator not in GROUPED or role.group_size > 1,
+            f"config.{name}.estimator={role.estimator}: with group_size=1 every advantage is 0; "
             "use raw or batch_mean, or a larger group",
         )
         need(
-            role.std == "none" or role.group_size > 1,
+            role.std == "none" or role.estimator != "group_mean" or role.group_size > 1,
             f"config.{name}.std={role.std}: a group of one has no standard deviation; use none",
         )
         need(
-            role.estimator != "raw" or role.std == "none",
-            f"config.{name}.std={role.std}: estimator=raw has no baseline to scale around; "
-            "use std=none or another estimator",
+            role.std == "none" or role.estimator not in UNSCALED,
+            f"config.{name}.std={role.std}: estimator={role.estimator} has no baseline to scale "
+            "around; use std=none or another estimator",
         )
         longest = role.prompt_tokens + role.response_tokens
         need(
@@ -575,6 +654,21 @@ def _cross_check(c: RunConfig) -> None:
             f"config.learner.row_tokens={c.learner.row_tokens}: a {name} trajectory may hold "
             f"{longest} tokens (prompt_tokens + response_tokens) and never spans rows",
         )
+    need(
+        c.shortfall.strategy != "resample" or c.proposer.group_size == 1,
+        f"config.shortfall.strategy=resample: with proposer.group_size={c.proposer.group_size} a "
+        "new try would break up a group; use replay, or group_size=1",
+    )
+    need(
+        c.proposer.estimator != "remax",
+        "config.proposer.estimator=remax: a greedy question has no reward before solvers play it; "
+        "use rloo or group_mean with a larger group",
+    )
+    need(
+        "few_right" not in c.proposer.rewards or c.solver.group_size > 1,
+        "config.proposer.rewards=few_right: pays by the share of the other solvers; needs "
+        f"solver.group_size above 1, got {c.solver.group_size}",
+    )
     need(
         c.proposer.role_weight > 0 or c.solver.role_weight > 0,
         "config.proposer.role_weight=0 and solver.role_weight=0: nothing is trained",

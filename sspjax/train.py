@@ -22,12 +22,12 @@ import rich.console
 from sspjax import processes, warm_start
 from sspjax.checkpoint import Checkpoints
 from sspjax.command_line import load_config, parse, parser, run
-from sspjax.config import ConfigError, EvalConfig, RunConfig, to_dict
+from sspjax.config import ConfigError, EvalConfig, RoleConfig, RunConfig, cautions, to_dict
 from sspjax.data.answers import read_answers
 from sspjax.data.miniwiki import make_world, write_world
 from sspjax.errors import UserError
 from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
-from sspjax.learner.advantages import ADVANTAGES, Std
+from sspjax.learner.advantages import ADVANTAGES, Scores
 from sspjax.mesh import Layout, train_layout
 from sspjax.metrics import (
     CompileCounter,
@@ -54,16 +54,16 @@ from sspjax.rollout.prompts import (
     solver_prompt,
 )
 from sspjax.rollout.tokenizer import Tokenizer, load_tokenizer
-from sspjax.self_play.board import SHORTFALL, Board
+from sspjax.self_play.board import SHORTFALL, Board, substituted
 from sspjax.self_play.counts import step_counts
 from sspjax.self_play.filters import first_failure
-from sspjax.self_play.judge import JUDGES, judge_groups
+from sspjax.self_play.judge import JUDGES, Judge, judge_groups
 from sspjax.self_play.memory import host_state_from_json, host_state_to_json
 from sspjax.self_play.questions import parse_question
 from sspjax.self_play.replay import after_step, remember
-from sspjax.self_play.rewards import Reward, reward_proposals, reward_rollouts
+from sspjax.self_play.rewards import Reward, penalised, reward_proposals, reward_rollouts
 from sspjax.self_play.seeds import SEED_SOURCES, SeedSource
-from sspjax.self_play.verify import verify
+from sspjax.self_play.verify import VerifyCounts, verify
 from sspjax.trainer import Trainer
 from sspjax.types import (
     Document,
@@ -122,12 +122,128 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
     randomness = (c.seed, host.attempt, step)
     judge = JUDGES[c.judge.kind]
 
+    # 1 to 5. Questions that passed every check, and those that did not.
+    with time("gen/proposer"):
+        players.load(state, step)
+    asked = ask(game, host.seed_cursor, randomness)
+    proposals = asked.proposals
+
+    # 6. The board: rejected places are filled from replay, or stay empty.
+    fill = SHORTFALL[c.shortfall.strategy]
+    board: Board = fill(proposals, host.replay, stream(randomness, "board"), c.shortfall)
+
+    # 7. Every question on the board is played by a group of solvers, and 8. judged.
+    with time("gen/solver"):
+        n = c.solver.group_size
+        prompts = [p for q in board.questions for p in [solve(game, q)] * n]
+        rollouts = players.play(Role.SOLVER, prompts, randomness=randomness)
+        greedy = greedy_rewards(game, board, randomness, judge)
+    with time("judge"):
+        tries = [rollouts[i * n : (i + 1) * n] for i in range(len(board.questions))]
+        groups = judge_groups(board.questions, tries, judge)
+    refuse_failures(c, step, asked.trajectories, groups)
+
+    # 9. Rewards, and advantages within groups.
+    proposer_rewards = reward_proposals(proposals, groups, c.proposer)
+    solver_rewards = [reward_rollouts(g, c.solver.rewards) for g in groups]
+    played = {
+        Role.PROPOSER: Paid([p.trajectory for p in proposals], proposer_rewards),
+        Role.SOLVER: Paid(rollouts, [r for group in solver_rewards for r in group]),
+    }
+    if c.learner.kl_reward:
+        played = penalise(game, played)
+    examples = {
+        Role.PROPOSER: credit(c.proposer, played[Role.PROPOSER]),
+        Role.SOLVER: credit(c.solver, played[Role.SOLVER], greedy),
+    }
+
+    # 10. Pack and update: both roles, every policy, one compiled program.
+    with time("update_actor"):
+        state, learnt = game.trainer.update(state, examples, game.reference, step)
+
+    # 11. What the host remembers.
+    duplicates = c.shortfall.duplicates
+    lasting = board.asked(groups) if duplicates else board.new(groups)
+    replay = after_step(
+        remember(host.replay, lasting, step, duplicates=duplicates),
+        step,
+        clear_every=c.shortfall.clear_every,
+        keep=c.shortfall.keep,
+        first_clear=c.shortfall.first_clear,
+    )
+    counts = step_counts(
+        proposals=proposals,
+        discarded=asked.discarded,
+        verification=asked.counts,
+        board=board,
+        groups=groups,
+        proposer_rewards=proposer_rewards,
+        solver_rewards=solver_rewards,
+    )
+    return StepResult(
+        state=state,
+        host=dataclasses.replace(host, seed_cursor=asked.cursor, replay=replay),
+        proposals=(*proposals, *asked.discarded),
+        readings=asked.readings,
+        groups=groups,
+        examples=(*examples[Role.PROPOSER], *examples[Role.SOLVER]),
+        row={**counts, **learnt, "perf/verify_tokens": tokens_of(asked.readings)},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What came of a step's seeds."""
+
+    cursor: int
+    """Seeds taken so far."""
+    proposals: tuple[Proposal, ...]
+    """One a place, accepted or rejected."""
+    discarded: tuple[Proposal, ...]
+    """Those that lost their place to a later try, or found none."""
+    readings: tuple[Trajectory, ...]
+    counts: VerifyCounts
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Everything that was played."""
+        return (*(p.trajectory for p in (*self.proposals, *self.discarded)), *self.readings)
+
+
+def ask(game: Game, cursor: int, randomness: Sequence[object]) -> Asked:
+    """A batch of proposals; with `resample`, rejected places are tried again with the next seeds.
+
+    The number of a later try is part of its seeds' names, and so of its trajectories' ids.
+    """
+    c = game.config
+    asked = one_try(game, cursor, c.batch, randomness, "")
+    tries = c.shortfall.max_attempts if c.shortfall.strategy == "resample" else 1
+    for attempt in range(2, tries + 1):
+        vacant = sum(not p.accepted for p in asked.proposals)
+        if not vacant:
+            break
+        new = one_try(game, asked.cursor, vacant, randomness, f"/try{attempt}")
+        proposals, left = substituted(asked.proposals, new.proposals)
+        asked = Asked(
+            cursor=new.cursor,
+            proposals=proposals,
+            discarded=(*asked.discarded, *left),
+            readings=(*asked.readings, *new.readings),
+            counts=asked.counts + new.counts,
+        )
+    return asked
+
+
+def one_try(game: Game, cursor: int, count: int, randomness: Sequence[object], name: str) -> Asked:
+    """Steps 1 to 5 for the next `count` seeds; `name` is appended to theirs."""
+    c, players, time = game.config, game.players, game.timers.measure
+
     # 1. Seeds: known answers.
-    seeds, cursor = game.seeds.take(host.seed_cursor, c.batch)
+    seeds, cursor = game.seeds.take(cursor, count)
+    seeds = [dataclasses.replace(s, uid=s.uid + name) for s in seeds]
 
     # 2. The proposer searches and asks.
     with time("gen/proposer"):
-        players.load(state, step)
         prompts = [propose(game, s) for s in seeds for _ in range(c.proposer.group_size)]
         drafts = players.play(Role.PROPOSER, prompts, randomness=randomness)
 
@@ -142,59 +258,31 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
             stream=lambda name: stream(randomness, name),
             reader_prompt=lambda q, documents, group: read(game, q, documents, group),
             read=lambda prompts: players.play(Role.READER, prompts, randomness=randomness),
-            judge=judge,
+            judge=JUDGES[c.judge.kind],
         )
-    proposals = verification.proposals
-
-    # 6. The board: rejected places are filled from replay, or stay empty.
-    fill = SHORTFALL[c.shortfall.strategy]
-    board: Board = fill(
-        proposals, host.replay, stream(randomness, "board"), c.shortfall.max_success
-    )
-
-    # 7. Every question on the board is played by a group of solvers, and 8. judged.
-    with time("gen/solver"):
-        n = c.solver.group_size
-        prompts = [p for q in board.questions for p in [solve(game, q)] * n]
-        rollouts = players.play(Role.SOLVER, prompts, randomness=randomness)
-    with time("judge"):
-        tries = [rollouts[i * n : (i + 1) * n] for i in range(len(board.questions))]
-        groups = judge_groups(board.questions, tries, judge)
-    refuse_failures(c, step, (*drafts, *verification.readings), groups)
-
-    # 9. Rewards, and advantages within groups.
-    proposer_rewards = reward_proposals(proposals, groups, c.proposer.rewards)
-    solver_rewards = [reward_rollouts(g, c.solver.rewards) for g in groups]
-    by_seed = chunked(proposer_rewards, c.proposer.group_size)
-    examples = {
-        Role.PROPOSER: credit(c.proposer.estimator, c.proposer.std, by_seed, drafts),
-        Role.SOLVER: credit(c.solver.estimator, c.solver.std, solver_rewards, rollouts),
-    }
-
-    # 10. Pack and update: both roles, every policy, one compiled program.
-    with time("update_actor"):
-        state, learnt = game.trainer.update(state, examples, game.reference, step)
-
-    # 11. What the host remembers.
-    replay = remember(host.replay, board.new(groups), step)
-    replay = after_step(replay, step, clear_every=c.shortfall.clear_every, keep=c.shortfall.keep)
-    counts = step_counts(
-        proposals=proposals,
-        verification=verification.counts,
-        board=board,
-        groups=groups,
-        proposer_rewards=proposer_rewards,
-        solver_rewards=solver_rewards,
-    )
-    return StepResult(
-        state=state,
-        host=dataclasses.replace(host, seed_cursor=cursor, replay=replay),
-        proposals=proposals,
+    return Asked(
+        cursor=cursor,
+        proposals=verification.proposals,
+        discarded=(),
         readings=verification.readings,
-        groups=groups,
-        examples=(*examples[Role.PROPOSER], *examples[Role.SOLVER]),
-        row={**counts, **learnt, "perf/verify_tokens": tokens_of(verification.readings)},
+        counts=verification.counts,
     )
+
+
+def greedy_rewards(
+    game: Game, board: Board, randomness: Sequence[object], judge: Judge
+) -> list[float | None]:
+    """Reward of the solver's most likely answer to each question: the baseline of ReMax."""
+    if game.config.solver.estimator != "remax":
+        return []
+    prompts = [solve(game, q) for q in board.questions]
+    rules = game.players.rules(Role.SOLVER, temperature=0.0)
+    # A name of their own: a trajectory's id says which group it is compared in.
+    prompts = [dataclasses.replace(p, group=f"{p.group}/greedy") for p in prompts]
+    rollouts = game.players.play(Role.SOLVER, prompts, randomness=randomness, rules=rules)
+    groups = judge_groups(board.questions, [[r] for r in rollouts], judge)
+    terms = game.config.solver.rewards
+    return [reward_rollouts(g, terms)[0].value for g in groups]
 
 
 def refuse_failures(
@@ -260,23 +348,40 @@ def examined(game: Game, draft: Trajectory) -> Proposal:
     return Proposal(trajectory=draft, question=question, reason=reason)
 
 
-def credit(
-    estimator: str,
-    std: Std,
-    rewards: Sequence[Sequence[Reward]],
-    trajectories: Sequence[Trajectory],
-) -> list[Example]:
-    """Rewards of groups to examples; what was not paid is left out of statistics and loss."""
-    advantages = ADVANTAGES[estimator]([[r.value for r in group] for group in rewards], std)
-    flat = zip(
-        (r for group in rewards for r in group),
-        (a for group in advantages for a in group),
-        trajectories,
-        strict=True,
+@dataclasses.dataclass(frozen=True)
+class Paid:
+    """Trajectories of a role and what each is paid, in the order in which they were played."""
+
+    trajectories: Sequence[Trajectory]
+    rewards: Sequence[Reward]
+
+
+def penalise(game: Game, played: Mapping[Role, Paid]) -> dict[Role, Paid]:
+    """Rewards less the divergence of their trajectories from the frozen start."""
+    found = game.trainer.divergences(
+        {role: own.trajectories for role, own in played.items()}, game.reference
     )
+    coefficient = game.config.learner.kl_reward
+    return {
+        role: Paid(own.trajectories, penalised(own.rewards, found[role].tolist(), coefficient))
+        for role, own in played.items()
+    }
+
+
+def credit(role: RoleConfig, paid: Paid, greedy: Sequence[float | None] = ()) -> list[Example]:
+    """Rewards of groups to examples; what was not paid is left out of statistics and loss."""
+    values = [r.value for r in paid.rewards]
+    tokens = [int(t.sampled.sum()) for t in paid.trajectories]
+    scores = Scores(
+        rewards=chunked(values, role.group_size),
+        tokens=chunked(tokens, role.group_size),
+        greedy=greedy,
+    )
+    groups = ADVANTAGES[role.estimator](scores, role.std)
+    flat = zip(paid.trajectories, paid.rewards, (a for g in groups for a in g), strict=True)
     return [
         Example(trajectory=trajectory, reward=r.value, advantage=a, terms=r.terms)
-        for r, a, trajectory in flat
+        for trajectory, r, a in flat
         if r.value is not None and a is not None
     ]
 
@@ -448,6 +553,8 @@ def train(config: RunConfig, root: str | Path, *, force: bool = False) -> None:
 def learn(setup: Setup, console: rich.console.Console) -> None:
     """Warm start if asked for, then self-play to `config.steps`; resumes by itself."""
     config = setup.config
+    for caution in cautions(config):
+        log.warning(caution)
     seeds = own_seeds(config, setup.workdir)
     check_seeds(setup, seeds)
     questions = benchmarks(config, setup.workdir.world) if config.eval.every else {}

@@ -13,6 +13,7 @@ import numpy as np
 from sspjax.config import RunConfig
 from sspjax.demonstrations import turn_weight
 from sspjax.islands import sharded
+from sspjax.learner.divergence import divergences, numbered
 from sspjax.learner.loss import PolicyModel
 from sspjax.learner.optimizer import learning_rates, make_optimizer, updated_roles
 from sspjax.learner.pack import pack, pack_demonstrations, role_spans, update_shape
@@ -75,12 +76,13 @@ class Trainer:
         self._reference = make_reference_logprobs(
             policy_model, config, batch_sharding=batch_sharding
         )
+        self._whole = jax.jit(lambda x: x, out_shardings=layout.replicated())
         self._constants = loss_constants(config)
 
     @property
     def needs_reference(self) -> bool:
         """A policy without KL holds no reference."""
-        return self.config.learner.kl > 0
+        return self.config.learner.kl > 0 or self.config.learner.kl_reward > 0
 
     def fresh(self) -> TrainState:
         """Randomly initialised parameters, made sharded."""
@@ -132,9 +134,30 @@ class Trainer:
             roles = [span.role for span in role_spans(self.config, name)]
             own = {role: examples[role] for role in roles if role in learning}
             batches[name] = self._placed(pack(own, self.config, self._shapes[name]))
-            if name in reference:
+            if self.config.learner.kl > 0:
                 batches[name] = self._reference(reference[name], batches[name], self._constants)
         return self._run(state, batches, learning_rates(self.config, step))
+
+    def divergences(
+        self, played: Mapping[Role, Sequence[Trajectory]], reference: Mapping[str, Params]
+    ) -> dict[Role, np.ndarray]:
+        """Each trajectory's divergence from the frozen start, f64[n]; 0 for what is not trained."""
+        found = {role: np.zeros(len(own)) for role, own in played.items()}
+        for name in self._names:
+            examples: dict[Role, list[Example]] = {}
+            places: list[tuple[Role, int]] = []
+            for span in role_spans(self.config, name):
+                own = played[span.role]
+                kept = [i for i, t in enumerate(own) if not t.failed]
+                examples[span.role] = numbered([own[i] for i in kept], len(places) + 1)
+                places += [(span.role, i) for i in kept]
+            batch = pack(examples, self.config, self._shapes[name])
+            scored = self._reference(reference[name], self._placed(batch), self._constants)
+            logprob = np.asarray(self._whole(scored.reference_logprob))
+            sums = divergences(batch, logprob, len(places))
+            for (role, i), value in zip(places, sums, strict=True):
+                found[role][i] = value
+        return found
 
     def teach(
         self, state: TrainState, demonstrations: Sequence[Trajectory], rate: float

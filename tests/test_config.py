@@ -9,13 +9,22 @@ from sspjax.config import (
     LEAST,
     SHARES,
     ConfigError,
+    LearnerConfig,
     ProposerConfig,
+    ShortfallConfig,
     SolverConfig,
+    VerifyConfig,
+    cautions,
     default,
     freeze,
     override,
 )
+from sspjax.learner.advantages import ADVANTAGES
+from sspjax.learner.loss import IMPORTANCE, KL_KINDS, LOSSES, REJECTION
+from sspjax.learner.pack import AGGREGATIONS
+from sspjax.self_play.board import SHORTFALL
 from sspjax.self_play.rewards import PROPOSER_TERMS, SOLVER_TERMS
+from sspjax.self_play.verify import NOISE_POOLS
 from sspjax.tools.kit import TOOLS
 
 ELSEWHERE = {
@@ -26,6 +35,7 @@ ELSEWHERE = {
     "rollout.return_when", "mesh.data", "mesh.fsdp", "mesh.tensor",
     # Any value means something: a bound that nothing reaches, a bonus or a malus.
     "filters.min_chars", "filters.max_chars", "filters.min_words", "learner.entropy",
+    "proposer.invalid", "proposer.bell_left", "proposer.bell_right", "proposer.bell_ends",
 }  # fmt: skip
 
 
@@ -76,6 +86,15 @@ def test_a_share_is_at_most_one(key):
         (("proposer.rewards=one_minus_q",), "'one_minus_q': expected one of one_minus_p, half"),
         (("solver.rewards=one_minus_p",), "'one_minus_p': expected one of correct"),
         (("solver.rewards=",), r"solver.rewards=\(\): nothing would be paid"),
+        (("proposer.invalid=omit",), "proposer.invalid=.*omit.*: expected float or exclude"),
+        (
+            ("proposer.rewards=few_right", "solver.group_size=1", "solver.estimator=raw"),
+            "few_right: pays by the share of the other solvers; needs solver.group_size above 1",
+        ),
+        (
+            ("shortfall.strategy=resample", "proposer.group_size=2"),
+            "resample: with proposer.group_size=2 a new try would break up a group",
+        ),
         (("solver.tools=dig",), "'dig': expected one of search"),
         (("proposer.tools=",), "proposer.min_searches=1: there is no search among"),
         (("model.weights=folder",), "model.weights=folder: loading weights is not supported yet"),
@@ -93,6 +112,22 @@ def test_settings_that_cannot_run(settings, message):
         frozen(*settings)
 
 
+def test_a_value_or_a_word():
+    assert frozen("proposer.invalid=exclude").proposer.invalid == "exclude"
+    assert frozen("proposer.invalid=-0.5").proposer.invalid == -0.5
+    assert frozen().proposer.invalid == 0.0
+
+
+def test_a_penalty_without_a_group_is_warned_of():
+    """PAPER: -0.1 raises entropy and the valid rate collapses."""
+    (caution,) = cautions(frozen("proposer.invalid=-0.1"))
+    assert "config.proposer.invalid=-0.1: a negative reward with estimator=raw" in caution
+    grouped = ("proposer.group_size=4", "proposer.estimator=group_mean")
+    assert cautions(frozen("proposer.invalid=-0.1", *grouped)) == ()
+    assert cautions(frozen("proposer.invalid=exclude")) == ()
+    assert cautions(frozen()) == ()
+
+
 @pytest.mark.parametrize(
     ("group", "field", "table"),
     [
@@ -104,3 +139,21 @@ def test_settings_that_cannot_run(settings, message):
 def test_names_that_can_be_chosen_are_those_there_are(group, field, table):
     (names, _) = typing.get_args(typing.get_type_hints(group)[field])
     assert set(typing.get_args(names)) == set(table)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "table"),
+    [
+        (ProposerConfig, "estimator", ADVANTAGES),
+        (SolverConfig, "estimator", ADVANTAGES),
+        (ProposerConfig, "aggregation", AGGREGATIONS),
+        (LearnerConfig, "loss", LOSSES),
+        (LearnerConfig, "kl_kind", KL_KINDS),
+        (LearnerConfig, "importance", {"none", *IMPORTANCE}),
+        (LearnerConfig, "rejection", {"none", *REJECTION}),
+        (ShortfallConfig, "strategy", SHORTFALL),
+        (VerifyConfig, "noise_unit", NOISE_POOLS),
+    ],
+)
+def test_a_name_that_can_be_chosen_is_one_there_is(group, field, table):
+    assert set(typing.get_args(typing.get_type_hints(group)[field])) == set(table)

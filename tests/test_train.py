@@ -182,6 +182,76 @@ def test_the_papers_learner_resumes_with_its_reference(taught, tmp_path):
     assert row["actor/kl_loss"] > 1e-4
 
 
+def test_tries_and_corrections_resume(taught, tmp_path):
+    """Resampled places, greedy baselines, divergence in the reward, two epochs, GSPO, weights."""
+    settings = {
+        "shortfall.strategy": "resample",
+        "shortfall.max_attempts": 3,
+        "solver.estimator": "remax",
+        "learner.order": "proposer_first",
+        "learner.old_logprobs": "role_start",
+        "learner.loss": "gspo",
+        "learner.epochs": 2,
+        "learner.kl_reward": 0.05,
+        "learner.importance": "sequence",
+        "learner.rejection": "token",
+        "learner.warmup_unit": "call",
+        "learner.proposer_warmup": 1,
+    }
+    once, twice = taught.copy(tmp_path / "once"), taught.copy(tmp_path / "twice")
+    once.train({"steps": 3, **settings}, "--force")
+    for steps in (1, 3):
+        twice.train({"steps": steps, **settings}, "--force")
+    assert_same_run(twice, once, settings)
+    rows, played = once.rows()[1:], once.trajectories()
+    assert sum(row["selfplay/discarded"] for row in rows) > 0
+    proposers = [r for r in played[1] if r["role"] == "proposer"]
+    assert len(proposers) == 8 + rows[0]["selfplay/discarded"]
+    assert any("/try2/" in r["uid"] for r in proposers)
+    assert len({r["uid"] for step in played.values() for r in step}) == sum(
+        map(len, played.values())
+    )
+    # Alone in its first step, at the rate 0 of the first call, twice; then both roles, twice.
+    assert [row["actor/updates"] for row in rows] == [2, 4, 4]
+    assert [row["perf/compiles"] for row in rows[1:]] == [0, 0]
+    start, first = once.saved(settings, 0)[0], once.saved(settings, 1)[0]
+    assert all((start[p] == first[p]).all() for p in start if ".params" in p)
+    terms = [r["terms"]["kl"] for r in played[3] if r["terms"]]
+    assert max(map(abs, terms)) > 1e-4
+    # The parameters are the start's in steps 1 and 2: what is left is rounding.
+    assert max(abs(r["terms"]["kl"]) for r in played[2] if r["terms"]) < 1e-4
+    assert all(0.9 < row["rollout_corr/rollout_is_mean"] < 1.1 for row in rows)
+
+
+def test_other_estimators_play(taught, tmp_path):
+    settings = {
+        "steps": 2,
+        "shortfall.strategy": "dummy",
+        "verify.noise_unit": "blob",
+        "verify.prompt_tokens": 200,
+        "proposer.estimator": "reinforce_pp",
+        "proposer.std": "sample",
+        "proposer.rewards": "bell",
+        "proposer.invalid": "exclude",
+        "solver.estimator": "rloo",
+        "learner.loss": "cispo",
+    }
+    run = taught.copy(tmp_path / "run")
+    run.train(settings, "--force")
+    rows, played = run.rows()[1:], run.trajectories()
+    for row, records in zip(rows, played.values(), strict=True):
+        assert row["selfplay/accepted"] + row["selfplay/dummies"] == 8
+        proposers = [r for r in records if r["role"] == "proposer"]
+        assert all((r["reward"] is None) == (r["reason"] is not None) for r in proposers)
+        dummies = [r for r in records if "/dummy/" in r["uid"]]
+        assert len(dummies) == 4 * row["selfplay/dummies"]
+        for group in {r["group"] for r in records if r["role"] == "solver"}:
+            own = [r["advantage"] for r in records if r["group"] == group]
+            assert abs(sum(own)) < 1e-9
+    assert sum(row["selfplay/dummies"] for row in rows) > 0
+    assert all(row["actor/updates"] > 0 for row in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("old", ["behaviour", "step_start", "role_start"])
 def test_the_proposer_first(taught, tmp_path, old):

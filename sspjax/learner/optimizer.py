@@ -57,7 +57,8 @@ def learning_rates(config: RunConfig, step: int) -> np.ndarray:
         for policy in policy_names(config):
             for role, before in _calls_before(config, policy, step).items():
                 done[role.value] = before
-    return np.float32(learner.learning_rate * np.minimum(1.0, done / max(learner.warmup, 1)))
+    rates = learner.learning_rate * np.minimum(1.0, done / max(learner.warmup, 1))
+    return rates.astype(np.float32)
 
 
 def updated_roles(config: RunConfig, step: int) -> tuple[Role, ...]:

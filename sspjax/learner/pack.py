@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sspjax.config import ProposerConfig, RunConfig
+from sspjax.config import RoleConfig, RunConfig
 from sspjax.types import Example, Role, Trajectory, Turn, UpdateBatch, noun
 
 
@@ -42,7 +42,7 @@ class UpdateShape:
     """The roles this policy plays, in the order in which they are updated."""
 
 
-def role_config(config: RunConfig, role: Role) -> ProposerConfig:
+def role_config(config: RunConfig, role: Role) -> RoleConfig:
     """The config group of a trained role."""
     return {Role.PROPOSER: config.proposer, Role.SOLVER: config.solver}[role]
 
@@ -106,7 +106,7 @@ def update_shape(config: RunConfig, policy: str, *, batch_devices: int = 1) -> U
     )
 
 
-def _longest(role: ProposerConfig) -> int:
+def _longest(role: RoleConfig) -> int:
     return role.prompt_tokens + role.response_tokens
 
 
@@ -253,7 +253,7 @@ def _split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
     ]
 
 
-def _weigh(examples: Sequence[Example], role: ProposerConfig, config: RunConfig) -> list[Segment]:
+def _weigh(examples: Sequence[Example], role: RoleConfig, config: RunConfig) -> list[Segment]:
     """The examples of one role in one minibatch that any term of the loss reads."""
     learner = config.learner
     for example in examples:

@@ -149,7 +149,7 @@ class PolicyUpdate:
         learning_rates: Float[Array, "roles"],
     ) -> tuple[PolicyState, UpdateSums]:
         """Makes the visits in order."""
-        visits = Schedule(*map(jnp.asarray, self.schedule))
+        visits = jax.tree.map(jnp.asarray, self.schedule)
         bounds = jnp.concatenate([jnp.zeros_like(batch.micro_stop[:1]), batch.micro_stop])
         demonstrated = jnp.logical_not(jnp.any(batch.sampled))
 

@@ -34,6 +34,7 @@ REASONS = (
 def step_counts(
     *,
     proposals: Sequence[Proposal],
+    discarded: Sequence[Proposal] = (),
     verification: VerifyCounts,
     board: Board,
     groups: Sequence[Group],
@@ -42,8 +43,12 @@ def step_counts(
 ) -> dict[str, float]:
     """The metrics of one step; `groups` are the board's, `solver_rewards` theirs, in order.
 
+    `discarded` are proposals that lost their place to a later try: they count in the rates and
+    lengths, and have no reward.
+
     Raises KeyError on a reason that is not in `REASONS`.
     """
+    proposals = [*proposals, *discarded]
     accepted = [p for p in proposals if p.accepted]
     new = board.new(groups)
     return {
@@ -51,7 +56,9 @@ def step_counts(
         "selfplay/valid_question_rate": _mean(p.accepted for p in proposals),
         "selfplay/two_search_rate": _mean(len(p.trajectory.queries) >= 2 for p in accepted),
         "selfplay/replayed": float(board.count(Origin.REPLAYED)),
+        "selfplay/dummies": float(board.count(Origin.DUMMY)),
         "selfplay/empty": float(board.count(Origin.EMPTY)),
+        "selfplay/discarded": float(len(discarded)),
         **_rejected(proposals),
         "selfplay/verify_noise_missing": float(verification.noise_missing),
         "selfplay/verify_noise_dropped": float(verification.noise_dropped),

@@ -1,9 +1,10 @@
 """Verification: can the question be answered from its proposer's own evidence, hidden among noise?
 
 The paper (SSP, arXiv 2510.18821) lets the solver answer without tools; its code asks an external
-model and counts a whole trajectory's materials as one noise document. Here noise is single
-passages, and the reader is whatever `read` is. Three rules keep the check honest: noise is never
-the question's own evidence, own evidence is never cut to fit, and an error rejects.
+model and counts a whole trajectory's materials as one noise document. Here `verify.noise_unit` says
+whether noise is single passages or such blobs, and the reader is whatever `read` is. Three rules
+keep the check honest: noise is never the question's own evidence, own evidence is never cut to fit,
+and an error rejects.
 
 Every reading has a name, `<question uid>/verify/<sample>`, and draws from the random stream of that
 name alone, so it depends on neither the order nor the number of the other questions.
@@ -36,15 +37,27 @@ ReaderPrompt = Callable[[Question, Sequence[Document], str], Prompt]
 """Question, documents to read and group name to the reader's prompt, of any length."""
 
 
+Unit = tuple[Document, ...]
+"""Documents that are shuffled, shown and dropped together."""
+
+
 @noun
 class VerifyCounts:
     """What became of the noise, over all readings."""
 
     noise_asked: int = 0
+    """In units of `verify.noise_unit`, as all of these."""
     noise_missing: int = 0
-    """Passages the batch could not provide."""
+    """What the batch could not provide."""
     noise_dropped: int = 0
-    """Passages that did not fit into the reader's prompt."""
+    """What did not fit into the reader's prompt."""
+
+    def __add__(self, other: VerifyCounts) -> VerifyCounts:
+        return VerifyCounts(
+            noise_asked=self.noise_asked + other.noise_asked,
+            noise_missing=self.noise_missing + other.noise_missing,
+            noise_dropped=self.noise_dropped + other.noise_dropped,
+        )
 
 
 @record
@@ -62,7 +75,7 @@ class Fitted:
 
     prompt: Prompt | None
     dropped: int
-    """Noise passages left out."""
+    """Noise units left out."""
 
 
 @record
@@ -93,7 +106,7 @@ def verify(
     if config.reader == "none":
         return Verification(proposals=tuple(proposals))
     questions = [p.question for p in proposals if p.question is not None and p.reason is None]
-    pool = noise_pool(proposals)
+    pool = NOISE_POOLS[config.noise_unit](proposals)
     plans = {
         q.uid: plan_readings(q, pool, config, stream=stream, reader_prompt=reader_prompt)
         for q in questions
@@ -146,7 +159,7 @@ def verdict(correct: Sequence[bool | None], samples: int) -> Reason | None:
 
 def plan_readings(
     question: Question,
-    pool: Sequence[Document],
+    pool: Sequence[Unit],
     config: VerifyConfig,
     *,
     stream: Stream,
@@ -159,19 +172,20 @@ def plan_readings(
     """
 
     def reading(
-        name: str, evidence: Sequence[Document], noise: Sequence[Document], rng: random.Random
+        name: str, evidence: Sequence[Unit], noise: Sequence[Unit], rng: random.Random
     ) -> Fitted:
         def prompt(documents: Sequence[Document]) -> Prompt:
             return reader_prompt(question, documents, name)
 
         return fit(evidence, noise, rng, prompt, config.prompt_tokens)
 
+    own = (question.evidence,) if config.noise_unit == "blob" else single(question.evidence)
     noises, fitted = [], []
     for sample in range(config.samples):
         name = f"{question.uid}/verify/{sample}"
         rng = stream(name)
         noises.append(draw_noise(question.evidence, pool, config.noise, rng))
-        fitted.append(reading(name, question.evidence, noises[-1], rng))
+        fitted.append(reading(name, own, noises[-1], rng))
     if config.counterfactual:
         name = f"{question.uid}/verify/counterfactual"
         fitted.append(reading(name, (), noises[0], stream(name)))
@@ -185,7 +199,12 @@ def plan_readings(
     )
 
 
-def noise_pool(proposals: Sequence[Proposal]) -> tuple[Document, ...]:
+def single(documents: Sequence[Document]) -> tuple[Unit, ...]:
+    """Every document as a unit of its own."""
+    return tuple((d,) for d in documents)
+
+
+def noise_pool(proposals: Sequence[Proposal]) -> tuple[Unit, ...]:
     """Every passage the batch's proposers were shown, valid or not, each id and each text once.
 
     Sorted, so that a draw from it does not depend on the order of the proposals.
@@ -196,35 +215,61 @@ def noise_pool(proposals: Sequence[Proposal]) -> tuple[Document, ...]:
     )
     by_id = {d.id: d for d in reversed(shown)}
     by_text = {d.text: d for d in by_id.values()}
-    return tuple(sorted(by_text.values(), key=lambda d: d.id))
+    return single(sorted(by_text.values(), key=lambda d: d.id))
+
+
+def blob_pool(proposals: Sequence[Proposal]) -> tuple[Unit, ...]:
+    """All that each proposer was shown, valid or not, as one unit; equal ones once, sorted."""
+    blobs = {p.trajectory.documents for p in proposals} - {()}
+    return tuple(sorted(blobs, key=lambda blob: [(d.id, d.title, d.text) for d in blob]))
+
+
+NOISE_POOLS: dict[str, Callable[[Sequence[Proposal]], tuple[Unit, ...]]] = {
+    "passage": noise_pool,
+    "blob": blob_pool,
+}
+"""By `verify.noise_unit`."""
 
 
 def draw_noise(
-    evidence: Sequence[Document], pool: Sequence[Document], count: int, rng: random.Random
-) -> tuple[Document, ...]:
-    """Up to `count` distinct passages that are not evidence, by id or by text; fewer if need be."""
+    evidence: Sequence[Document], pool: Sequence[Unit], count: int, rng: random.Random
+) -> tuple[Unit, ...]:
+    """Up to `count` units without any evidence, by id or by text; fewer if need be.
+
+    What a blob shares with the evidence, or with a blob drawn before, is taken out of it.
+    """
     ids, texts = {d.id for d in evidence}, {d.text for d in evidence}
-    others = [d for d in pool if d.id not in ids and d.text not in texts]
-    return tuple(rng.sample(others, min(count, len(others))))
+
+    def unknown(unit: Unit) -> Unit:
+        return tuple(d for d in unit if d.id not in ids and d.text not in texts)
+
+    others = [unit for unit in pool if unknown(unit)]
+    drawn: list[Unit] = []
+    for unit in rng.sample(others, min(count, len(others))):
+        if rest := unknown(unit):
+            drawn.append(rest)
+            ids |= {d.id for d in rest}
+            texts |= {d.text for d in rest}
+    return tuple(drawn)
 
 
 def fit(
-    evidence: Sequence[Document],
-    noise: Sequence[Document],
+    evidence: Sequence[Unit],
+    noise: Sequence[Unit],
     rng: random.Random,
     prompt: Callable[[Sequence[Document]], Prompt],
     budget: int,
 ) -> Fitted:
-    """Evidence and noise shuffled into a prompt of at most `budget` tokens.
+    """Units of evidence and noise shuffled into a prompt of at most `budget` tokens.
 
-    Noise is dropped one passage at a time, the last drawn first, and the others keep their order;
-    evidence is never cut.
+    Noise is dropped one unit at a time, the last drawn first, and the others keep their order;
+    evidence is never cut. A unit's documents stay together.
     """
-    documents = [*evidence, *noise]
-    rng.shuffle(documents)
+    units = [*evidence, *noise]
+    rng.shuffle(units)
     spare = list(noise)
-    while len((fitting := prompt(tuple(documents))).token_ids) > budget:
+    while len((fitting := prompt(tuple(d for u in units for d in u))).token_ids) > budget:
         if not spare:
             return Fitted(prompt=None, dropped=len(noise))
-        documents.remove(spare.pop())
+        units.remove(spare.pop())
     return Fitted(prompt=fitting, dropped=len(noise) - len(spare))

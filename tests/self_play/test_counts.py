@@ -3,6 +3,7 @@ import random
 import pytest
 from builders import document, group, proposal, proposed, question, solved
 
+from sspjax.config import ProposerConfig, ShortfallConfig
 from sspjax.self_play.board import SHORTFALL
 from sspjax.self_play.counts import REASONS, step_counts
 from sspjax.self_play.filters import FILTERS
@@ -11,13 +12,14 @@ from sspjax.self_play.verify import VerifyCounts
 from sspjax.types import Group, Proposal, Reason, Replayed, Stop
 
 
-def counted(proposals, groups, board, verification=None):
+def counted(proposals, groups, board, verification=None, discarded=()):
     return step_counts(
         proposals=proposals,
+        discarded=discarded,
         verification=verification or VerifyCounts(),
         board=board,
         groups=groups,
-        proposer_rewards=reward_proposals(proposals, groups, ["one_minus_p"]),
+        proposer_rewards=reward_proposals(proposals, groups, ProposerConfig()),
         solver_rewards=[reward_rollouts(g, ["correct"]) for g in groups],
     )
 
@@ -32,7 +34,7 @@ def step():
         proposal("t4", asked=False, reason=Reason.NO_QUESTION),
     ]
     store = [Replayed(question=question("old", "old"), success_rate=0.0, step=1)]
-    board = SHORTFALL["replay"](proposals, store, random.Random(0), 1.0)
+    board = SHORTFALL["replay"](proposals, store, random.Random(0), ShortfallConfig())
     new, other, replayed = board.questions
     groups = [
         Group(
@@ -81,11 +83,21 @@ def test_a_step_by_hand():
 
 
 def test_every_rule_has_its_metric_in_every_step():
-    empty = counted([], [], SHORTFALL["drop"]([], [], random.Random(0), 1.0))
+    empty = counted([], [], SHORTFALL["drop"]([], [], random.Random(0), ShortfallConfig()))
     assert empty.keys() == counted(*step()).keys()
     assert set(empty.values()) == {0.0}
     for name in [*FILTERS, "no_question", *(r.value for r in REASONS)]:
         assert f"selfplay/rejected/{name}" in empty
+
+
+def test_discarded_proposals_count_in_the_rates():
+    """Two more tries, one of them valid and without a place."""
+    more = [proposal("t5"), proposal("t6", reason=Reason.LEAK)]
+    row, before = counted(*step(), discarded=more), counted(*step())
+    assert row["selfplay/valid_question_rate"] == pytest.approx(3 / 7)
+    assert row["selfplay/rejected/leak"] == 3
+    assert row["selfplay/discarded"] == 2
+    assert row["proposer/reward/mean"] == before["proposer/reward/mean"]
 
 
 def test_all_values_are_floats():
@@ -95,4 +107,6 @@ def test_all_values_are_floats():
 def test_a_reason_without_a_metric_is_an_error():
     proposals = [proposal("t0", reason=Reason.CLOSED_BOOK)]
     with pytest.raises(KeyError):
-        counted(proposals, [], SHORTFALL["drop"](proposals, [], random.Random(0), 1.0))
+        counted(
+            proposals, [], SHORTFALL["drop"](proposals, [], random.Random(0), ShortfallConfig())
+        )

@@ -58,6 +58,31 @@ def test_cleared_after_every_tenth_step():
         assert len(store) == step % 10
 
 
+def test_cleared_one_step_earlier_as_in_the_published_code():
+    """After steps 9, 19, 29."""
+    cleared = [
+        step
+        for step in range(1, 31)
+        if not after_step(grown(3), step, clear_every=10, keep=0.0, first_clear=9)
+    ]
+    assert cleared == [9, 19, 29]
+    late = [
+        s
+        for s in range(1, 31)
+        if not after_step(grown(1), s, clear_every=5, keep=0.0, first_clear=20)
+    ]
+    assert late == [20, 25, 30]
+
+
+def test_duplicates_are_kept_where_asked_for():
+    """As the published code's pool: the same text again, with its own success rate."""
+    store = remember((), [judged("a", [True]), judged("b", [False])], 1, duplicates=True)
+    store = remember(store, [judged("a", [False]), judged("c", [None])], 2, duplicates=True)
+    assert texts(store) == ["a", "b", "a"]
+    assert [r.success_rate for r in store] == [1.0, 0.0, 0.0]
+    assert [r.step for r in store] == [1, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("keep", "left"),
     [

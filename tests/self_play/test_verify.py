@@ -10,9 +10,11 @@ from sspjax.config import VerifyConfig
 from sspjax.self_play.judge import JUDGES
 from sspjax.self_play.verify import (
     VerifyCounts,
+    blob_pool,
     draw_noise,
     fit,
     noise_pool,
+    single,
     verdict,
     verify,
 )
@@ -76,6 +78,10 @@ def reasons(result):
     return [p.reason for p in result.proposals]
 
 
+def flat(units):
+    return [d for unit in units for d in unit]
+
+
 def batch(size=4):
     return [proposal(f"t{i}", [document(f"d{i}a"), document(f"d{i}b")]) for i in range(size)]
 
@@ -95,7 +101,7 @@ passages = st.builds(
 def test_noise_is_distinct_and_never_evidence(shown, count, seed):
     proposals = [proposal(f"t{i}", documents) for i, documents in enumerate(shown)]
     evidence = proposals[0].trajectory.documents
-    noise = draw_noise(evidence, noise_pool(proposals), count, random.Random(seed))
+    noise = flat(draw_noise(evidence, noise_pool(proposals), count, random.Random(seed)))
     assert len(noise) <= count
     assert len({d.id for d in noise}) == len({d.text for d in noise}) == len(noise)
     assert not {d.id for d in noise} & {d.id for d in evidence}
@@ -106,14 +112,15 @@ def test_noise_is_distinct_and_never_evidence(shown, count, seed):
 def test_noise_is_all_there_is_when_more_is_asked():
     proposals = batch(3)
     pool = noise_pool(proposals)
-    assert {d.id for d in pool} == {"d0a", "d0b", "d1a", "d1b", "d2a", "d2b"}
+    assert {d.id for d in flat(pool)} == {"d0a", "d0b", "d1a", "d1b", "d2a", "d2b"}
     noise = draw_noise(proposals[0].question.evidence, pool, 9, random.Random(0))
-    assert {d.id for d in noise} == {"d1a", "d1b", "d2a", "d2b"}
+    assert {d.id for d in flat(noise)} == {"d1a", "d1b", "d2a", "d2b"}
 
 
 def test_invalid_proposals_serve_as_noise():
     unasked = proposal("t1", [document("x")], asked=False, reason=Reason.NO_QUESTION)
-    assert [d.id for d in noise_pool([proposal("t0"), unasked])] == ["x"]
+    assert [d.id for d in flat(noise_pool([proposal("t0"), unasked]))] == ["x"]
+    assert blob_pool([proposal("t0"), unasked]) == ((document("x"),),)
 
 
 @given(st.permutations(range(5)))
@@ -123,7 +130,55 @@ def test_pool_does_not_depend_on_order(order):
     proposals = [proposal(f"t{i}", [d]) for i, d in enumerate([*same_id, *same_text])]
     pool = noise_pool([proposals[i] for i in order])
     assert pool == noise_pool(proposals)
-    assert [(d.id, d.text) for d in pool] == [("a", "0"), ("b", "1")]
+    assert [(d.id, d.text) for d in flat(pool)] == [("a", "0"), ("b", "1")]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7])
+def test_counts_of_the_papers_table(count):
+    """Eight proposers of two passages: a question sees its own two and as many as asked for."""
+    reader = Reader()
+    result = run(batch(8), reader, noise=count)
+    assert {len(shown) for shown in reader.read_by_group.values()} == {2 + count}
+    assert result.counts == VerifyCounts(noise_asked=8 * count)
+
+
+@given(
+    st.lists(st.lists(passages, max_size=4), min_size=1, max_size=5),
+    st.integers(0, 6),
+    st.integers(0, 9),
+)
+def test_blobs_are_never_evidence_and_no_passage_comes_twice(shown, count, seed):
+    proposals = [proposal(f"t{i}", documents) for i, documents in enumerate(shown)]
+    evidence = proposals[0].trajectory.documents
+    blobs = draw_noise(evidence, blob_pool(proposals), count, random.Random(seed))
+    assert len(blobs) <= count
+    assert all(blobs)
+    assert len({d.id for d in flat(blobs)}) == len(flat(blobs))
+    assert not {d.id for d in flat(blobs)} & {d.id for d in evidence}
+    assert not {d.text for d in flat(blobs)} & {d.text for d in evidence}
+
+
+def test_a_blob_is_all_that_another_proposer_was_shown():
+    """A batch of three has two others: at most two noise blobs, two passages each."""
+    reader = Reader()
+    result = run(batch(3), reader, noise=4, noise_unit="blob")
+    assert {len(shown) for shown in reader.read_by_group.values()} == {6}
+    assert result.counts == VerifyCounts(noise_asked=12, noise_missing=6)
+    for shown in reader.read_by_group.values():
+        # Whole blobs, in the order in which they were shown.
+        assert [d.id[:2] for d in shown[::2]] == [d.id[:2] for d in shown[1::2]]
+        assert all(d.id.endswith("a") for d in shown[::2])
+    # Room for two blobs, the own one among them: one of two is dropped.
+    result = run(batch(3), Reader(), noise=2, noise_unit="blob", prompt_tokens=5 + 59)
+    assert reasons(result) == [None] * 3
+    assert result.counts == VerifyCounts(noise_asked=6, noise_dropped=3)
+
+
+def test_counts_add_up():
+    total = VerifyCounts(noise_asked=1, noise_missing=2, noise_dropped=3) + VerifyCounts(
+        noise_asked=10, noise_missing=20, noise_dropped=30
+    )
+    assert total == VerifyCounts(noise_asked=11, noise_missing=22, noise_dropped=33)
 
 
 # One prompt ---------------------------------------------------------------------------------------
@@ -133,7 +188,7 @@ def fitted(evidence, noise, budget, seed=0):
     def prompt(documents):
         return reader_prompt(question(evidence=evidence), documents, "g")
 
-    return fit(evidence, noise, random.Random(seed), prompt, budget)
+    return fit(single(evidence), single(noise), random.Random(seed), prompt, budget)
 
 
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(0, 100), st.integers(0, 9))
