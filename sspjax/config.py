@@ -145,6 +145,8 @@ class FiltersConfig:
     max_chars: int = 1000
     min_words: int = 10
     repeated_searches: Literal["reject", "allow"] = "allow"
+    searched_answer: Literal["reject", "allow"] = "allow"
+    """A query that contains the answer."""
 
 
 @schema
@@ -251,6 +253,8 @@ class LearnerConfig:
     minibatches: MinibatchConfig = dataclasses.field(default_factory=MinibatchConfig)
     epochs: int = 1
     """Times a role's minibatches are gone through before the next role's."""
+    mini_epochs: int = 1
+    """Times the solvers play a step's questions, with an update of both roles after each."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = 3.0
@@ -532,6 +536,7 @@ LEAST: Mapping[str, float] = {
     "learner.minibatches.proposer": 1,
     "learner.minibatches.solver": 1,
     "learner.epochs": 1,
+    "learner.mini_epochs": 1,
     "learner.kl_reward": 0,
     "learner.importance_cap": 1,
     "learner.rejection_high": 1,

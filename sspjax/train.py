@@ -120,22 +120,81 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
     """(state, host) -> (state, host), and the record of it. Donates `state`."""
     c, players, time = game.config, game.players, game.timers.measure
     randomness = (c.seed, host.attempt, step)
-    judge = JUDGES[c.judge.kind]
 
     # 1 to 5. Questions that passed every check, and those that did not.
     with time("gen/proposer"):
         players.load(state, step)
     asked = ask(game, host.seed_cursor, randomness)
-    proposals = asked.proposals
 
     # 6. The board: rejected places are filled from replay, or stay empty.
     fill = SHORTFALL[c.shortfall.strategy]
-    board: Board = fill(proposals, host.replay, stream(randomness, "board"), c.shortfall)
+    board: Board = fill(asked.proposals, host.replay, stream(randomness, "board"), c.shortfall)
+
+    # 7 to 10. The board is played, paid and learnt from; again where there are mini-epochs.
+    round = play_round(game, state, asked, board, randomness, step)
+    for again in range(1, c.learner.mini_epochs):
+        players.load(round.state, step)
+        round = play_round(game, round.state, asked, board, randomness, step, f"/again{again}")
+
+    # 11. What the host remembers.
+    duplicates = c.shortfall.duplicates
+    lasting = board.asked(round.groups) if duplicates else board.new(round.groups)
+    replay = after_step(
+        remember(host.replay, lasting, step, duplicates=duplicates),
+        step,
+        clear_every=c.shortfall.clear_every,
+        keep=c.shortfall.keep,
+        first_clear=c.shortfall.first_clear,
+    )
+    counts = step_counts(
+        proposals=asked.proposals,
+        discarded=asked.discarded,
+        verification=asked.counts,
+        board=board,
+        groups=round.groups,
+        proposer_rewards=round.proposer_rewards,
+        solver_rewards=round.solver_rewards,
+    )
+    return StepResult(
+        state=round.state,
+        host=dataclasses.replace(host, seed_cursor=asked.cursor, replay=replay),
+        proposals=(*asked.proposals, *asked.discarded),
+        readings=asked.readings,
+        groups=round.groups,
+        examples=round.examples,
+        row={**counts, **round.row, "perf/verify_tokens": tokens_of(asked.readings)},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """What the solvers made of a board, and what was learnt from it."""
+
+    state: TrainState
+    groups: tuple[Group, ...]
+    proposer_rewards: tuple[Reward, ...]
+    solver_rewards: list[tuple[Reward, ...]]
+    examples: tuple[Example, ...]
+    row: dict[str, float]
+
+
+def play_round(
+    game: Game,
+    state: TrainState,
+    asked: Asked,
+    board: Board,
+    randomness: Sequence[object],
+    step: int,
+    again: str = "",
+) -> Round:
+    """Steps 7 to 10; `again` is appended to the groups' names. Donates `state`."""
+    c, players, time = game.config, game.players, game.timers.measure
+    proposals, judge = asked.proposals, JUDGES[c.judge.kind]
 
     # 7. Every question on the board is played by a group of solvers, and 8. judged.
     with time("gen/solver"):
         n = c.solver.group_size
-        prompts = [p for q in board.questions for p in [solve(game, q)] * n]
+        prompts = [p for q in board.questions for p in [solve(game, q, again)] * n]
         rollouts = players.play(Role.SOLVER, prompts, randomness=randomness)
         greedy = greedy_rewards(game, board, randomness, judge)
     with time("judge"):
@@ -159,35 +218,14 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
 
     # 10. Pack and update: both roles, every policy, one compiled program.
     with time("update_actor"):
-        state, learnt = game.trainer.update(state, examples, game.reference, step)
-
-    # 11. What the host remembers.
-    duplicates = c.shortfall.duplicates
-    lasting = board.asked(groups) if duplicates else board.new(groups)
-    replay = after_step(
-        remember(host.replay, lasting, step, duplicates=duplicates),
-        step,
-        clear_every=c.shortfall.clear_every,
-        keep=c.shortfall.keep,
-        first_clear=c.shortfall.first_clear,
-    )
-    counts = step_counts(
-        proposals=proposals,
-        discarded=asked.discarded,
-        verification=asked.counts,
-        board=board,
+        state, row = game.trainer.update(state, examples, game.reference, step)
+    return Round(
+        state=state,
         groups=groups,
         proposer_rewards=proposer_rewards,
         solver_rewards=solver_rewards,
-    )
-    return StepResult(
-        state=state,
-        host=dataclasses.replace(host, seed_cursor=asked.cursor, replay=replay),
-        proposals=(*proposals, *asked.discarded),
-        readings=asked.readings,
-        groups=groups,
         examples=(*examples[Role.PROPOSER], *examples[Role.SOLVER]),
-        row={**counts, **learnt, "perf/verify_tokens": tokens_of(asked.readings)},
+        row=row,
     )
 
 
@@ -312,11 +350,15 @@ def propose(game: Game, seed: Seed) -> Prompt:
     )
 
 
-def solve(game: Game, question: Question) -> Prompt:
+def solve(game: Game, question: Question, again: str = "") -> Prompt:
     """The solver's prompt about a question; rollouts of one question are one group."""
     c = game.config
     return solver_prompt(
-        PROMPTS[c.model.prompts], game.tokenizer, question, question.uid, c.solver.prompt_tokens
+        PROMPTS[c.model.prompts],
+        game.tokenizer,
+        question,
+        question.uid + again,
+        c.solver.prompt_tokens,
     )
 
 

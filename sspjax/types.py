@@ -83,6 +83,7 @@ class Reason(enum.Enum):
     TOO_SHORT = "too_short"
     TOO_LONG = "too_long"
     LEAK = "leak"
+    SEARCHED_ANSWER = "searched_answer"
     VERIFY_WRONG = "verify_wrong"
     VERIFY_TOO_LONG = "verify_too_long"
     VERIFY_ERROR = "verify_error"

@@ -235,6 +235,7 @@ def test_other_estimators_play(taught, tmp_path):
         "proposer.invalid": "exclude",
         "solver.estimator": "rloo",
         "learner.loss": "cispo",
+        "learner.mini_epochs": 2,
     }
     run = taught.copy(tmp_path / "run")
     run.train(settings, "--force")
@@ -243,7 +244,7 @@ def test_other_estimators_play(taught, tmp_path):
         assert row["selfplay/accepted"] + row["selfplay/dummies"] == 8
         proposers = [r for r in records if r["role"] == "proposer"]
         assert all((r["reward"] is None) == (r["reason"] is not None) for r in proposers)
-        dummies = [r for r in records if "/dummy/" in r["uid"]]
+        dummies = [r for r in records if "/dummy/again1/" in r["uid"]]
         assert len(dummies) == 4 * row["selfplay/dummies"]
         for group in {r["group"] for r in records if r["role"] == "solver"}:
             own = [r["advantage"] for r in records if r["group"] == group]

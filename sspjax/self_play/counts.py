@@ -23,6 +23,7 @@ REASONS = (
     Reason.TOO_SHORT,
     Reason.TOO_LONG,
     Reason.LEAK,
+    Reason.SEARCHED_ANSWER,
     Reason.VERIFY_WRONG,
     Reason.VERIFY_TOO_LONG,
     Reason.VERIFY_ERROR,

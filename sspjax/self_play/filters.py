@@ -44,6 +44,15 @@ def repeated_search(
     return Reason.REPEATED_SEARCH if banned and repeated else None
 
 
+def searched_answer(
+    trajectory: Trajectory, question: Question, filters: FiltersConfig, proposer: ProposerConfig
+) -> Reason | None:
+    """A query gives away the answer or one of the aliases (off in the paper's runs)."""
+    banned = filters.searched_answer == "reject"
+    given = banned and any(reveals(q, a) for q in trajectory.queries for a in question.answers)
+    return Reason.SEARCHED_ANSWER if given else None
+
+
 def too_short(
     trajectory: Trajectory, question: Question, filters: FiltersConfig, proposer: ProposerConfig
 ) -> Reason | None:
@@ -75,6 +84,7 @@ FILTERS: dict[str, Filter] = {
     "too_short": too_short,
     "too_long": too_long,
     "leak": leak,
+    "searched_answer": searched_answer,
 }
 """In the order in which they run, after `no_question`, which needs no rule."""
 

@@ -35,6 +35,7 @@ def test_order_is_cheapest_first():
         "too_short",
         "too_long",
         "leak",
+        "searched_answer",
     ]
     assert failure(text=None, queries=()) is Reason.NO_QUESTION
     assert failure(text="Oslo?", queries=()) is Reason.NO_SEARCH
@@ -62,6 +63,27 @@ def test_a_search_that_was_not_executed_does_not_count():
         first_failure(played, parse_question(played), FiltersConfig(), ProposerConfig())
         is Reason.NO_SEARCH
     )
+
+
+def test_a_search_for_the_answer_itself():
+    reject = FiltersConfig(searched_answer="reject")
+    queries = ("capital of norway", "history of OSLO harbour")
+    assert failure(queries=queries) is None
+    assert failure(queries=queries, filters=reject) is Reason.SEARCHED_ANSWER
+    assert failure(queries=("capital of norway", "two"), filters=reject) is None
+    alias = ("Christiania renamed",)
+    assert failure(queries=alias, filters=reject) is None
+    assert failure(queries=alias, aliases=alias, filters=reject) is Reason.SEARCHED_ANSWER
+
+
+def test_the_published_rules_of_the_code():
+    """10 to 1000 characters, ten words, two distinct searches and none repeated."""
+    text = "one two three four five six seven eight nine ten"
+    code = FiltersConfig(repeated_searches="reject")
+    assert failure(text=text, filters=code, min_searches=2) is None
+    assert failure(text=text.removesuffix(" ten"), filters=code) is Reason.TOO_SHORT
+    assert failure(text="a " * 9 + "b" * 982, filters=code) is None
+    assert failure(text="a " * 9 + "b" * 983, filters=code) is Reason.TOO_LONG
 
 
 def test_length_rules_at_their_edges():
