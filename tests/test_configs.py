@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sspjax.command_line import load_config
-from sspjax.config import ConfigError, RunConfig, config_hash
+from sspjax.config import ConfigError, RunConfig, config_hash, to_dict
 
 FOLDER = Path(__file__).parent.parent / "configs"
 CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
@@ -14,6 +14,7 @@ CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 NEEDS = {
     "tiny": (),
     "ssp": (("seeds.path", "answers.jsonl"), ("retrieval.corpus", "corpus.jsonl.gz")),
+    "ssp_reference": (("seeds.path", "answers.jsonl"), ("retrieval.corpus", "corpus.jsonl.gz")),
 }
 """What a user must bring, in the order in which it is asked for."""
 
@@ -64,3 +65,39 @@ def test_ssp_is_the_schemas_defaults_and_those_are_the_papers():
     assert (c.verify.reader, c.verify.noise, c.eval.temperature) == ("solver", 4, 0.0)
     assert (c.shortfall.strategy, c.shortfall.clear_every, c.shortfall.keep) == ("replay", 10, 0.0)
     assert (c.retrieval.encoder, c.retrieval.topk) == ("e5", 3)
+
+
+def test_ssp_reference_is_what_the_code_does_otherwise():
+    """Its launch script, and the defaults under it; every difference from the paper, no more."""
+    paper, code = (
+        _by_key(to_dict(load_config(str(CONFIGS[n]), NEEDS[n]))) for n in ("ssp", "ssp_reference")
+    )
+    assert {key: value for key, value in code.items() if value != paper[key]} == {
+        "learner.order": "proposer_first",
+        "learner.warmup_unit": "call",
+        "learner.clip_high": 0.285,
+        "proposer.role_weight": 256 / 640,
+        "proposer.min_searches": 2,
+        "solver.std": "sample",
+        "filters.repeated_searches": "reject",
+        "verify.noise_unit": "blob",
+        "verify.prompt_tokens": 12160,
+        "shortfall.first_clear": 9,
+        "shortfall.duplicates": True,
+    }
+    assert (code["shortfall.clear_every"], code["shortfall.keep"]) == (10, 0.0)
+    assert (code["learner.kl"], code["learner.kl_kind"], code["learner.dual_clip"]) == (
+        0.01, "k3", 3.0,
+    )  # fmt: skip
+    assert code["proposer.invalid"] == 0.0
+
+
+def _by_key(values, prefix=""):
+    flat = {}
+    for name, value in values.items():
+        flat |= (
+            _by_key(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {prefix + name: value}
+        )
+    return flat
