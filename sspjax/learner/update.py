@@ -78,11 +78,11 @@ def update_schedule(config: RunConfig, policy: str) -> Schedule:
     """
     learner = config.learner
     spans = role_spans(config, policy)
-    # Roles that are updated together are one phase.
-    phases = [spans[:1]] if learner.order == "joint" else [(span,) for span in spans]
+    # Roles that are updated together have the same minibatches.
+    phases = spans[:1] if learner.order == "joint" else spans
     last = max(span.stop for span in spans)
     visits = []
-    for (span,) in phases:
+    for span in phases:
         scored_to = {
             "behaviour": None,
             "step_start": last if span.start == 0 else None,
