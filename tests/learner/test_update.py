@@ -265,16 +265,25 @@ def test_demonstrations_are_learned_once_whatever_the_epochs():
     assert metrics["actor/updates"] == 1
 
 
-def test_each_role_has_its_own_rate():
-    """At rate 0 the proposer leaves the parameters where they are, as if it had no weight."""
-    made = {Role.PROPOSER: examples()[Role.PROPOSER]}
-    rates = np.zeros(len(Role), np.float32)
-    rates[Role.SOLVER.value] = 0.5
-    state, metrics = updater(TOY, CONFIG)(
-        fresh_state(), {"policy": batch_of(made)}, loss_constants(CONFIG), rates
-    )
-    assert float(metrics["actor/updates"]) == 1
-    assert_same_bits(state.policies["policy"].params, fresh_state().policies["policy"].params)
+@pytest.mark.parametrize("role", [Role.PROPOSER, Role.SOLVER])
+def test_each_role_has_its_own_rate(role):
+    """At rate 0 a role leaves the parameters where they are; at another it moves them."""
+    made = {role: examples()[role]}
+
+    def parameters(**rates):
+        given = np.array([rates.get(r.name, 0.0) for r in Role], np.float32)
+        state, metrics = updater(TOY, CONFIG)(
+            fresh_state(), {"policy": batch_of(made)}, loss_constants(CONFIG), given
+        )
+        assert float(metrics["actor/updates"]) > 0
+        return state.policies["policy"].params
+
+    (other,) = {Role.PROPOSER, Role.SOLVER} - {role}
+    start = fresh_state().policies["policy"].params
+    assert_same_bits(parameters(**{other.name: 0.5}), start)
+    moved = parameters(**{role.name: 0.5})
+    for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(start), strict=True):
+        assert np.max(np.abs(x - y)) > 0.1
 
 
 def test_what_sampler_and_trainer_disagree_on_is_weighed_and_left_out():
