@@ -29,6 +29,7 @@ def attention(
     layer: Int[Array, ""] | None = None,
     slots: Int[Array, "B"] | None = None,
     block: int = 512,
+    window: int = 0,
 ) -> Float[Array, "B T heads head_dim"]:
     """Causal attention with grouped keys; the softmax is float32, the result has q's dtype.
 
@@ -39,16 +40,19 @@ def attention(
     place at `layer`, rows `slots` (None: row b belongs to query row b); key c is at position c and
     a query sees keys at positions up to its own. `kv_length` bounds the loop: keys at or beyond the
     longest one are never read.
+
+    `window` (static, 0: none): a query sees itself and the `window - 1` tokens before it; tiles
+    that lie before every query's window are not read.
     """
     if kv_length is None:
-        return _packed(q, k, v, segments, min(block, q.shape[1]))
-    return _cached(q, k, v, positions, kv_length, layer, slots, min(block, k.shape[2]))
+        return _packed(q, k, v, segments, min(block, q.shape[1]), window)
+    return _cached(q, k, v, positions, kv_length, layer, slots, min(block, k.shape[2]), window)
 
 
 # Cache --------------------------------------------------------------------------------------------
 
 
-def _cached(q, k, v, positions, kv_length, layer, slots, block):
+def _cached(q, k, v, positions, kv_length, layer, slots, block, window):
     batch, length, heads, head_dim = q.shape
     _, num_slots, capacity, kv_heads, _ = k.shape
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
@@ -69,10 +73,17 @@ def _cached(q, k, v, positions, kv_length, layer, slots, block):
         visible = (column[None, None, :] <= positions[:, :, None]) & (column >= j * block)[
             None, None
         ]
+        if window:
+            visible &= column[None, None, :] > positions[:, :, None] - window
         return _accumulate(carry, grouped, read(k, start), read(v, start), visible)
 
     tiles = (jnp.max(kv_length) + block - 1) // block
-    carry = jax.lax.fori_loop(0, tiles, step, _empty(grouped))
+    first = 0
+    if window:
+        # Rows that do nothing stand anywhere: they do not say where reading begins.
+        earliest = jnp.where(kv_length > 0, jnp.min(positions, axis=1), capacity)
+        first = jnp.maximum(jnp.min(earliest) - window + 1, 0) // block
+    carry = jax.lax.fori_loop(first, tiles, step, _empty(grouped))
     return _finish(carry).reshape(q.shape).astype(q.dtype)
 
 
@@ -115,24 +126,27 @@ def _finish(carry):
 # Packed rows --------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _packed(q, k, v, segments, block):
-    return _packed_forward(q, k, v, segments, block)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _packed(q, k, v, segments, block, window):
+    return _packed_forward(q, k, v, segments, block, window)[0]
 
 
 def _tile(x, index, block, axis=2):
     return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=axis)
 
 
-def _visible(segments, i, j, block, groups):
+def _visible(segments, i, j, block, groups, window):
     """Mask [B, 1, block * groups, block] of query tile i against key tile j.
 
-    Same segment, not later, not padding; each query counts once for every head of its group.
+    Same segment, not later, within the window, not padding; each query counts once for every head of its group.
     """
     of_queries, of_keys = (_tile(segments, n, block, axis=1) for n in (i, j))
     rows, columns = (n * block + jnp.arange(block) for n in (i, j))
     same = (of_queries[:, :, None] == of_keys[:, None, :]) & (of_queries > 0)[:, :, None]
     visible = same & (rows[:, None] >= columns[None, :])[None]
+    if window:
+        # Tokens of one segment are neighbours in the row: places tell how far apart they are.
+        visible &= (rows[:, None] - columns[None, :] < window)[None]
     return jnp.repeat(visible, groups, axis=1)[:, None]
 
 
@@ -159,7 +173,7 @@ def _product(equation, a, b):
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _packed_forward(q, k, v, segments, block):
+def _packed_forward(q, k, v, segments, block, window):
     length, heads, kv_heads = q.shape[1], q.shape[2], k.shape[2]
     groups, scale = heads // kv_heads, jnp.float32(q.shape[3] ** -0.5)
     keys, values = _head_major(k, kv_heads, block), _head_major(v, kv_heads, block)
@@ -171,7 +185,7 @@ def _packed_forward(q, k, v, segments, block):
 
         def step(j, carry):
             total, peak, norm = carry
-            visible = _visible(padded, i, j, block, groups)
+            visible = _visible(padded, i, j, block, groups, window)
             scores = _product("bkth,bksh->bkts", tile, _tile(keys, j, block)) * scale
             scores = jnp.where(visible, scores, jnp.float32(MASKED))
             new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
@@ -187,7 +201,8 @@ def _packed_forward(q, k, v, segments, block):
             jnp.full(rows, MASKED, jnp.float32),
             jnp.zeros(rows, jnp.float32),
         )
-        total, peak, norm = jax.lax.fori_loop(0, i + 1, step, start)
+        first = jnp.maximum(i * block - window + 1, 0) // block if window else 0
+        total, peak, norm = jax.lax.fori_loop(first, i + 1, step, start)
         norm = jnp.maximum(norm, jnp.float32(1e-30))
         return (total / norm[..., None]).astype(q.dtype), peak + jnp.log(norm)
 
@@ -197,7 +212,7 @@ def _packed_forward(q, k, v, segments, block):
     return _token_major(out, heads, length), (q, k, v, segments, out, log_norm)
 
 
-def _packed_backward(block, saved, d_out):
+def _packed_backward(block, window, saved, d_out):
     q, k, v, segments, out, log_norm = saved
     length, heads, kv_heads = q.shape[1], q.shape[2], k.shape[2]
     groups, scale = heads // kv_heads, jnp.float32(q.shape[3] ** -0.5)
@@ -214,7 +229,7 @@ def _packed_backward(block, saved, d_out):
         def step(i, carry):
             d_q, d_k, d_v = carry
             query_part, d_part = _tile(queries, i, block * groups), _tile(d_out, i, block * groups)
-            visible = _visible(padded, i, j, block, groups)
+            visible = _visible(padded, i, j, block, groups, window)
             scores = _product("bkth,bksh->bkts", query_part, key_part) * scale
             weights = jnp.where(visible, jnp.exp(scores - log_norm[i][..., None]), 0.0)
             d_weights = _product("bkth,bksh->bkts", d_part, value_part)
@@ -227,7 +242,9 @@ def _packed_backward(block, saved, d_out):
             return d_q, d_k, d_v
 
         zero = jnp.zeros(key_part.shape, jnp.float32)
-        d_q, d_k, d_v = jax.lax.fori_loop(j, tiles, step, (d_q, zero, zero))
+        # The last query that sees this tile's last key, and its tile.
+        end = jnp.minimum((j * block + block + window - 2) // block + 1, tiles) if window else tiles
+        d_q, d_k, d_v = jax.lax.fori_loop(j, end, step, (d_q, zero, zero))
         return d_q, (d_k, d_v)
 
     d_q, parts = jax.lax.scan(key_tile, jnp.zeros(queries.shape, jnp.float32), jnp.arange(tiles))

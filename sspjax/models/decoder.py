@@ -1,4 +1,4 @@
-"""The decoder: one block for Qwen2, Qwen3 and Llama-3, in three uses.
+"""The decoder: one block for Qwen2, Qwen3, Llama and Mistral, in three uses.
 
 `hidden` runs packed training rows, `extend` prefills and extends cache rows, `decode` feeds one
 token to every slot. All three go through the same `_block`; only where keys come from differs.
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -122,7 +123,9 @@ class Model:
         x = self._embed(params, tokens, "batch")
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attention(q, k, v, positions, segments, None, block=self.block)
+            return attention(
+                q, k, v, positions, segments, None, block=self.block, window=self.config.window
+            )
 
         def layer_step(x: jax.Array, layer: Layer) -> tuple[jax.Array, None]:
             return self._block(x, layer, positions, attend, "batch"), None
@@ -208,7 +211,7 @@ class Model:
                 values = values.at[index, rows, target].set(v, mode="drop")
                 return attention(
                     q, keys, values, positions, None, kv_length, layer=index, slots=slots,
-                    block=self.block,
+                    block=self.block, window=self.config.window,
                 )  # fmt: skip
 
             x = self._block(x, layer, positions, attend, batch)
@@ -239,7 +242,8 @@ class Model:
         if c.qk_norm:
             q = _rms_norm(q, layer["q_norm"], c.rms_eps)
             k = _rms_norm(k, layer["k_norm"], c.rms_eps)
-        q, k = (_rotate(a, positions, c.rope_theta) for a in (q, k))
+        frequencies = rope_frequencies(c)
+        q, k = (_rotate(a, positions, frequencies) for a in (q, k))
         q = pin(q, batch, "length", "heads", "head_dim")
         k = pin(k, batch, "length", "kv_heads", "head_dim")
         v = pin(v, batch, "length", "kv_heads", "head_dim")
@@ -265,11 +269,27 @@ def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return wide.astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - scale.ndim))
 
 
-def _rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+def rope_frequencies(config: DecoderConfig) -> np.ndarray:
+    """Radians a token of each rotation, f32[head_dim / 2], fastest first.
+
+    They are rounded as in the code that published models were trained with: an angle is a frequency
+    times a position, so after 100,000 tokens the last bit of a frequency is seen.
+    """
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    period = np.power(config.rope_theta, exponent.astype(np.float64)).astype(np.float32)
+    frequency = np.float32(1) / period
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    turns = scaling.original * frequency.astype(np.float64) / (2 * np.pi)
+    fast = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return (frequency * (fast + (1 - fast) / scaling.factor)).astype(np.float32)
+
+
+def _rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
     """Rotary embedding, rotate-half form (Su et al., 2021); angles in float32. x: [B, T, n, h]."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency[None, None, None, :]
+    half = len(frequencies)
+    angle = positions.astype(jnp.float32)[..., None, None] * frequencies[None, None, None, :]
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
