@@ -138,7 +138,8 @@ def _tile(x, index, block, axis=2):
 def _visible(segments, i, j, block, groups, window):
     """Mask [B, 1, block * groups, block] of query tile i against key tile j.
 
-    Same segment, not later, within the window, not padding; each query counts once for every head of its group.
+    Same segment, not later, within the window, not padding; each query counts once for every head
+    of its group.
     """
     of_queries, of_keys = (_tile(segments, n, block, axis=1) for n in (i, j))
     rows, columns = (n * block + jnp.arange(block) for n in (i, j))

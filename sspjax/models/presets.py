@@ -167,8 +167,8 @@ PRESETS = {
     "zerosearch-7b": dataclasses.replace(_QWEN2_7B, context=_LONG),
     "r-search-7b": _QWEN2_7B,
 }
-"""Shapes from the published config.json files; `tiny` is a Qwen3 block. The three search agents were
-trained from Qwen2.5-7B.
+"""Shapes from the published config.json files; `tiny` is a Qwen3 block. The last three are search
+agents trained from Qwen2.5-7B.
 """
 
 

@@ -1,0 +1,1 @@
+"""Hugging Face model folders: their config.json, their tensors read, and folders written."""
