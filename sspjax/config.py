@@ -81,8 +81,11 @@ class WarmStartConfig:
 @schema
 class ModelConfig:
     preset: str = "qwen2.5-7b-instruct"
+    """Shape of a random start; with `weights` their own config.json says it."""
     weights: str = ""
-    """Hugging Face folder; empty: random initialisation from the preset."""
+    """Hugging Face folder that the run starts from; empty: random parameters of the preset."""
+    check_finite: bool = False
+    """Refuse weights with a NaN or an infinity among them."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Activations, cache and the islands' copy; trained parameters are float32."""
     tokenizer: str = ""
@@ -718,9 +721,9 @@ def _cross_check(c: RunConfig) -> None:
         f"config.model.lora_rank={c.model.lora_rank}: adapters are not supported yet; use 0",
     )
     need(
-        not c.model.weights,
-        f"config.model.weights={c.model.weights}: loading weights is not supported yet; leave it "
-        "empty to start from random parameters",
+        not (c.model.weights and c.model.vocab_size),
+        f"config.model.vocab_size={c.model.vocab_size}: the embeddings of model.weights belong to "
+        "their own tokenizer; use 0",
     )
     need(
         not c.retrieval.url,

@@ -2,11 +2,12 @@
 
     python -m sspjax.evaluate --workdir=DIR --out=results.json [--config=FILE] [--step=N|last]
         [--mode=agent|rag|closed_book] [--temperature=1.0] [--samples=4] [--benchmarks FILE ...]
+    python -m sspjax.evaluate --weights=HF_DIR (--config=FILE | --workdir=DIR) --out=results.json
 
 Without --config the run's own is used, without --benchmarks its own questions; step 0 is what
-self-play started from. `agent` searches over several turns, `rag` reads what one search of the
-question finds, `closed_book` answers from memory. Writes results.json and results.jsonl (every
-trajectory).
+self-play started from. --weights puts the model of a Hugging Face folder in the agent's place.
+`agent` searches over several turns, `rag` reads what one search of the question finds,
+`closed_book` answers from memory. Writes results.json and results.jsonl (every trajectory).
 """
 
 from __future__ import annotations
@@ -28,22 +29,39 @@ from sspjax.config import EvalConfig, RunConfig, freeze, to_dict
 from sspjax.errors import UserError
 from sspjax.examiner import benchmarks, watching
 from sspjax.metrics import Progress, start_logging
-from sspjax.reopen import recorded_config, reopen, saved_policies, step_named
-from sspjax.train import Setup, evaluation
+from sspjax.reopen import (
+    given_policies,
+    open_weights,
+    recorded_config,
+    reopen,
+    saved_policies,
+    step_named,
+)
+from sspjax.train import Setup, checking, evaluation
 from sspjax.types import Group, TrainState, Turn
 
 log = logging.getLogger(__name__)
 
 
-def evaluate(config: RunConfig, root: str | Path, step: int | None, out: Path) -> dict[str, Any]:
-    """Answers `config.eval`'s benchmarks with a saved policy, and writes what came of it."""
+def evaluate(
+    config: RunConfig, root: str | Path | None, step: int | None, out: Path, *, weights: str = ""
+) -> dict[str, Any]:
+    """Answers `config.eval`'s benchmarks with a saved policy, or with the model of a Hugging Face
+    folder (`weights`), and writes what came of it.
+    """
     processes.initialize()
     console = start_logging(main=processes.is_main())
-    setup = reopen(config, root)
-    state, found, folder = saved_policies(setup, step)
+    if weights:
+        setup = open_weights(config, weights, root)
+        state, found, folder = given_policies(setup), 0, Path(weights)
+    elif root:
+        setup = reopen(config, root)
+        state, found, folder = saved_policies(setup, step)
+    else:
+        raise UserError("--workdir: expected the workdir of a run, or a model with --weights")
     log.info("evaluating %s", folder)
     summary, groups = examination(setup, state, found, config.eval, console)
-    summary |= {"config": to_dict(config), "checkpoint": str(folder)}
+    summary |= {"config": to_dict(setup.config), "checkpoint": str(folder)}
     if processes.is_main():
         write_results(out, summary, groups)
     return summary
@@ -119,7 +137,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--config", help="a Python file with get_config() (default: the run's)")
     arguments.add_argument("--workdir", help="of the run whose agent answers")
-    arguments.add_argument("--weights", help="a Hugging Face model folder")
+    arguments.add_argument("--weights", help="a Hugging Face model folder that answers instead")
+    arguments.add_argument("--check-finite", action="store_true", help="refuse weights with a NaN")
     arguments.add_argument("--out", required=True, help="results.json")
     arguments.add_argument("--step", default="last", help="checkpoint: a step, or last")
     arguments.add_argument("--mode", choices=("agent", "rag", "closed_book"))
@@ -127,13 +146,10 @@ def main(argv: Sequence[str]) -> None:
     arguments.add_argument("--samples", type=int, help="answers a question")
     arguments.add_argument("--benchmarks", nargs="+", metavar="FILE", help="question files")
     options, overrides = parse(arguments, argv)
-    if options.weights:
+    if not options.workdir and not (options.weights and options.config):
         raise UserError(
-            f"--weights={options.weights}: Hugging Face folders cannot be evaluated yet; "
-            "train from them and give --workdir"
+            "--workdir: expected the workdir of a run, or --weights with --config for a model alone"
         )
-    if not options.workdir:
-        raise UserError("--workdir: expected the workdir of a run")
     out = Path(options.out)
     if out.suffix == ".jsonl" or out.is_dir():
         raise UserError(
@@ -150,7 +166,15 @@ def main(argv: Sequence[str]) -> None:
         if vars(options)[name] is not None
     }
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, **given))
-    summary = evaluate(freeze(to_dict(config)), options.workdir, step_named(options.step), out)
+    if options.check_finite:
+        config = checking(config)
+    summary = evaluate(
+        freeze(to_dict(config)),
+        options.workdir,
+        step_named(options.step),
+        out,
+        weights=options.weights or "",
+    )
     if processes.is_main():
         rich.console.Console(file=sys.stdout).print(table(summary))
 

@@ -1,6 +1,7 @@
 """Search self-play, top to bottom.
 
     python -m sspjax.train --config=configs/tiny.py --workdir=DIR [--config.batch=32] [--force]
+        [--check-finite]
 
 Run again with the same workdir, it resumes. `self_play_step` is the algorithm (SSP, arXiv
 2510.18821, algorithm 1); what differs between systems is configuration.
@@ -40,6 +41,7 @@ from sspjax.metrics import (
     start_logging,
     truth_metrics,
 )
+from sspjax.models.hugging_face.config import decoder_config_from_hf
 from sspjax.models.presets import DecoderConfig, preset
 from sspjax.players import Players
 from sspjax.retrieval.client import InProcessRetriever, make_retriever, open_retriever
@@ -473,22 +475,36 @@ def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
     """Makes what the run makes for itself (world, tokenizer), and claims the workdir."""
     workdir = Workdir(Path(root))
     workdir.check(config, force=force)
+    recorded = None if force else workdir.decoder()
+    decoder = recorded or described(config)
     make_own_world(config, workdir)
     corpus = own_corpus(config, workdir)
     retriever = retrieve(config, corpus)
     workdir.claim(
         config,
+        decoder,
         {"corpus": corpus.content_hash, "index": retriever.index.hash},
         force=force,
     )
     make_own_tokenizer(config, workdir, corpus)
-    return assemble(config, workdir, retriever)
+    return assemble(config, workdir, decoder, retriever, load_tokenizer(workdir.tokenizer))
 
 
-def assemble(config: RunConfig, workdir: Workdir, retriever: InProcessRetriever) -> Setup:
-    """Players for a workdir that has its tokenizer."""
-    tokenizer = load_tokenizer(workdir.tokenizer)
-    decoder = preset(config.model.preset, config.model.vocab_size)
+def described(config: RunConfig) -> DecoderConfig:
+    """The policy's shape: that of the given weights, or the preset's."""
+    if config.model.weights:
+        return decoder_config_from_hf(config.model.weights)
+    return preset(config.model.preset, config.model.vocab_size)
+
+
+def assemble(
+    config: RunConfig,
+    workdir: Workdir,
+    decoder: DecoderConfig,
+    retriever: InProcessRetriever,
+    tokenizer: Tokenizer,
+) -> Setup:
+    """Players of a policy's shape, with their language and their passages."""
     check_language(config, tokenizer, decoder)
     layout = train_layout(config.mesh)
     return Setup(
@@ -506,8 +522,10 @@ def check_language(config: RunConfig, tokenizer: Tokenizer, decoder: DecoderConf
     """What only the tokenizer can tell about the config; raises ConfigError."""
     if tokenizer.vocab_size > decoder.vocab_size:
         raise ConfigError(
-            f"config.model.tokenizer: {tokenizer.vocab_size} entries, but the model has "
-            f"{decoder.vocab_size} embeddings; choose the model's own tokenizer"
+            f"config.model.tokenizer={config.model.tokenizer!r}: {tokenizer.vocab_size} entries, "
+            f"but the model {config.model.weights or config.model.preset} has "
+            f"{decoder.vocab_size} embeddings (model.embed_tokens.weight); choose the model's own "
+            "tokenizer"
         )
     smallest = smallest_observation(PROMPTS[config.model.prompts], tokenizer)
     for name, role in (("proposer", config.proposer), ("solver", config.solver)):
@@ -638,7 +656,7 @@ def start_or_resume(
         state = warm_start.run(setup.config, setup.workdir, setup.trainer, setup.tokenizer, console)
         state = setup.trainer.reset_optimizer(state)
     else:
-        state = setup.trainer.fresh()
+        state = setup.trainer.start()
     return state, HostState(), 0
 
 
@@ -750,13 +768,22 @@ def work_metrics(game: Game) -> dict[str, float]:
     }
 
 
+def checking(config: RunConfig) -> RunConfig:
+    """The same with `model.check_finite`, which `--check-finite` stands for."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, check_finite=True))
+
+
 def main(argv: Sequence[str]) -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--config", required=True, help="a Python file with get_config()")
     arguments.add_argument("--workdir", required=True, help="where the run lives")
     arguments.add_argument("--force", action="store_true", help="go on with another config")
+    arguments.add_argument("--check-finite", action="store_true", help="refuse weights with a NaN")
     options, overrides = parse(arguments, argv)
-    train(load_config(options.config, overrides), options.workdir, force=options.force)
+    config = load_config(options.config, overrides)
+    train(
+        checking(config) if options.check_finite else config, options.workdir, force=options.force
+    )
 
 
 if __name__ == "__main__":

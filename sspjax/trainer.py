@@ -23,11 +23,13 @@ from sspjax.learner.state import (
     loss_constants,
     policy_names,
     reset_optimizer,
+    state_from_params,
     state_shardings,
 )
 from sspjax.learner.update import make_update
 from sspjax.mesh import Layout
 from sspjax.models.decoder import Model, cast_params, init_params, parameter_shardings
+from sspjax.models.hugging_face.load import load_params
 from sspjax.models.presets import DecoderConfig
 from sspjax.types import (
     Example,
@@ -84,10 +86,23 @@ class Trainer:
         """A policy without KL holds no reference."""
         return self.config.learner.kl > 0 or self.config.learner.kl_reward > 0
 
-    def fresh(self) -> TrainState:
-        """Randomly initialised parameters, made sharded."""
-        key = jax.random.key(self.config.seed)
-        return init_state(self._init, self._optimizer, self._names, key, self._shardings)
+    def start(self) -> TrainState:
+        """Every policy at step 0: the given weights, or random parameters, made sharded.
+
+        Raises ModelFolderError where the weights cannot be read.
+        """
+        own = self.config.model
+        if not own.weights:
+            key = jax.random.key(self.config.seed)
+            return init_state(self._init, self._optimizer, self._names, key, self._shardings)
+        params = load_params(
+            own.weights,
+            self._decoder,
+            self.layout,
+            jnp.float32,
+            check_finite=own.check_finite,
+        )
+        return state_from_params(params, self._optimizer, self._names, self._shardings)
 
     def abstract(self) -> TrainState:
         """Shapes and shardings of a state, for restoring into."""

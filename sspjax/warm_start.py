@@ -61,7 +61,7 @@ def run(
         if done:
             state, _ = checkpoints.restore(done, trainer.abstract())
         else:
-            state = trainer.fresh()
+            state = trainer.start()
         writer = MetricsWriter(workdir.root, "warm_start", active=processes.is_main())
         writer.cut(done)
         scripts = _scripts(config, tokenizer) if done < warm.steps else []

@@ -11,8 +11,11 @@ from typing import Any
 from sspjax import __version__, processes
 from sspjax.config import RunConfig, config_hash, to_dict
 from sspjax.errors import UserError
+from sspjax.models.presets import DecoderConfig, decoder_from_json
 
-FREE = frozenset({"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout"})
+FREE = frozenset(
+    {"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout", "model.check_finite"}
+)
 """Groups and keys that may change from start to start: none changes what a step samples."""
 
 
@@ -38,8 +41,21 @@ class Workdir:
         """Folder of a phase: `warm_start`, `self_play` or `reference`."""
         return self.root / "checkpoints" / phase
 
-    def claim(self, config: RunConfig, content: Mapping[str, str], *, force: bool) -> None:
-        """Records config and content hashes (corpus, index); refuses a workdir of another run.
+    def decoder(self) -> DecoderConfig | None:
+        """The policy's shape as `claim` recorded it; None where it did not."""
+        found = json.loads(self.config.read_text()) if self.config.exists() else {}
+        return decoder_from_json(found["decoder"]) if "decoder" in found else None
+
+    def claim(
+        self,
+        config: RunConfig,
+        decoder: DecoderConfig,
+        content: Mapping[str, str],
+        *,
+        force: bool,
+    ) -> None:
+        """Records config, the policy's shape and content hashes (corpus, index); refuses a workdir
+        of another run.
 
         Raises UserError naming what differs; `force` records the new values instead.
         """
@@ -47,6 +63,7 @@ class Workdir:
             "version": __version__,
             "config": to_dict(config),
             "config_hash": config_hash(config),
+            "decoder": dataclasses.asdict(decoder),
             "content": dict(content),
         }
         self.check(config, content, force=force)
@@ -68,7 +85,7 @@ class Workdir:
         found = [
             f"config.{key} is {then!r} there and {now!r} now"
             for key, then, now in _differences(old["config"], new)
-            if key.split(".")[0] not in FREE
+            if not FREE & {key, key.split(".")[0]}
         ]
         if content is not None:
             found += [
@@ -85,10 +102,15 @@ class Workdir:
 
 def read_config(workdir: str | Path) -> dict[str, Any]:
     """The config a workdir was started with, as plain dicts; UserError where there is none."""
+    return read_record(workdir)["config"]
+
+
+def read_record(workdir: str | Path) -> dict[str, Any]:
+    """All that `claim` recorded: version, config and its hash, decoder, content hashes."""
     path = Workdir(Path(workdir)).config
     if not path.exists():
         raise UserError(f"{path}: no such file; {workdir} is not the workdir of a run")
-    return json.loads(path.read_text())["config"]
+    return json.loads(path.read_text())
 
 
 def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from sspjax.config import ConfigError
 
@@ -170,6 +172,14 @@ PRESETS = {
 """Shapes from the published config.json files; `tiny` is a Qwen3 block. The last three are search
 agents trained from Qwen2.5-7B.
 """
+
+
+def decoder_from_json(fields: Mapping[str, Any]) -> DecoderConfig:
+    """The shape whose `dataclasses.asdict` went through JSON."""
+    scaling = fields["rope_scaling"]
+    return DecoderConfig(
+        **{**fields, "rope_scaling": None if scaling is None else Llama3Scaling(**scaling)}
+    )
 
 
 def preset(name: str, vocab_size: int = 0) -> DecoderConfig:

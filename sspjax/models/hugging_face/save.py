@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,14 +39,14 @@ def save_params(
     *,
     max_file_bytes: int = 5 << 30,
 ) -> None:
-    """Writes the tensors and `config.json`; process 0 writes, all processes must call it.
+    """Writes the tensors; process 0 writes, all processes must call it.
 
     Args:
       folder: exists on process 0.
       params: of any sharding; converted to `dtype`, a key of `NAMES`.
       max_file_bytes: a file ends before the tensor that would make it longer.
     """
-    files = _files(model_tensors(config), np.dtype(dtype).itemsize, max_file_bytes)
+    files = _files(model_tensors(config), dtype, max_file_bytes)
     names = [SINGLE] if len(files) == 1 else [
         f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)
     ]  # fmt: skip
@@ -57,23 +58,30 @@ def save_params(
         else:
             for _ in gathered:  # The others hold parts of every tensor.
                 pass
-    if processes.is_main():
-        if len(files) > 1:
-            placed = {t.name: name for name, own in zip(names, files, strict=True) for t in own}
-            total = sum(_size(t, dtype) for own in files for t in own)
-            write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
-        write_json(folder / "config.json", decoder_config_to_hf(config, dtype))
+    if processes.is_main() and len(files) > 1:
+        placed = {t.name: name for name, own in zip(names, files, strict=True) for t in own}
+        total = sum(_size(t, dtype) for own in files for t in own)
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def save_config(folder: Path, config: DecoderConfig, dtype: str, tokens: Mapping[str, Any]) -> None:
+    """Writes config.json, and generation_config.json with what ends and pads a text.
+
+    `tokens`: `eos_token_id` (one or several), `pad_token_id`, and a `bos_token_id` if there is one.
+    """
+    _write_json(folder / "config.json", {**decoder_config_to_hf(config, dtype), **tokens})
+    _write_json(folder / "generation_config.json", tokens)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _files(tensors: Sequence[Tensor], itemsize: int, most: int) -> list[list[Tensor]]:
+def _files(tensors: Sequence[Tensor], dtype: str, most: int) -> list[list[Tensor]]:
     files: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:
-        own = int(np.prod(tensor.shape)) * itemsize
+        own = _size(tensor, dtype)
         if files[-1] and size + own > most:
             files.append([])
             size = 0
@@ -83,7 +91,7 @@ def _files(tensors: Sequence[Tensor], itemsize: int, most: int) -> list[list[Ten
 
 
 def _size(tensor: Tensor, dtype: str) -> int:
-    return int(np.prod(tensor.shape)) * np.dtype(dtype).itemsize
+    return math.prod(tensor.shape) * jnp.dtype(dtype).itemsize
 
 
 def _write(
