@@ -39,6 +39,7 @@ setuptools.setup(
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
         "rich>=15.0.0",
+        "safetensors>=0.8.0",
         "scipy>=1.17.1",
         'scann>=1.4.2; sys_platform == "linux"',
         "tensorboardX>=2.6.5",
@@ -49,7 +50,7 @@ setuptools.setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10.2"],
         "cuda": ["jax[cuda13]>=0.10.2"],
-        "parity": ["safetensors>=0.8.0", "torch"],
+        "parity": ["torch>=2.13.0"],
         "bench": ["faiss-cpu", "torch"],
         "test": [
             "hypothesis>=6.170",

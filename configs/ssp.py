@@ -6,7 +6,7 @@
 
 It needs a Hugging Face model folder, an answers file (rows with `ground_truth` and `search_turns`),
 and passages with their index (the paper's: E5 over Wikipedia of 2018, three passages a search).
-Neither the folder's weights nor E5 can be read yet, and the command says so.
+E5 cannot be read yet, and the command says so.
 
 From the paper: 256 answers a step, one proposer trajectory and five solver trajectories each; at
 most 10 generations and 8,192 tokens of response after a prompt of at most 4,096; questions are

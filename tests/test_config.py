@@ -97,7 +97,7 @@ def test_a_share_is_at_most_one(key):
         ),
         (("solver.tools=dig",), "'dig': expected one of search"),
         (("proposer.tools=",), "proposer.min_searches=1: there is no search among"),
-        (("model.weights=folder",), "model.weights=folder: loading weights is not supported yet"),
+        (("model.weights=folder", "model.vocab_size=640"), "model.vocab_size=640: the embeddings"),
         (("retrieval.url=http://a",), "retrieval.url=http://a: searching over HTTP is not supp"),
         (("world.kind=none", "seeds.path=a", "retrieval.index=b"), "retrieval.corpus='': passages"),
         (

@@ -83,7 +83,8 @@ def test_results_of_a_run_as_json_as_trajectories_and_as_a_table(finished_demo, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--weights=folder"], "cannot be evaluated yet"),
+        (["--weights=folder"], "--workdir: expected .* or --weights with --config"),
+        (["--workdir={run}", "--weights=folder"], "expected config.json in folder"),
         ([], "--workdir: expected"),
         (["--workdir={run}", "--step=first"], "--step=first: expected a number or last"),
         (["--workdir={run}", "--step=7"], "checkpoint of step 7, kept are: 0, 1, 2"),

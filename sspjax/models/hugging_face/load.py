@@ -35,7 +35,7 @@ DTYPES: Mapping[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16
 UNUSED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old files carry and that follow from their config."""
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 256 << 10
 _ALIGNMENT = 64
 """XLA's CPU client takes over a buffer that starts at a multiple of this, and copies any other."""
 _SHOWN = 12
