@@ -116,12 +116,11 @@ def needs_torch():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_transformers_finds_the_same_logits(taught, tmp_path, caplog, dtype):
+def test_transformers_finds_the_same_logits(taught, tmp_path, capsys, dtype):
     needs_torch()
-    caplog.set_level("INFO")
     out = tmp_path / "agent"
     export.main([f"--workdir={taught.workdir}", f"--out={out}", f"--dtype={dtype}", "--verify"])
-    assert "same best token at 100.0%" in caplog.text
+    assert "same best token at 100.0%" in capsys.readouterr().err
     from transformers import AutoTokenizer
 
     text = "<search> the oldest lighthouse of 1893 </search>"

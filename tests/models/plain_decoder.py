@@ -29,11 +29,13 @@ def _attention(config: DecoderConfig, layer: dict, y: np.ndarray) -> np.ndarray:
     if config.qk_norm:
         q = _norm(q, layer["q_norm"], config.rms_eps)
         k = _norm(k, layer["k_norm"], config.rms_eps)
-    q, k = _rope(q, config.rope_theta), _rope(k, config.rope_theta)
+    q, k = _rope(q, config), _rope(k, config)
     out = np.zeros_like(q)
     for head in range(config.heads):
         scores = q[:, head] @ k[:, head // groups].T / np.sqrt(config.head_dim)
         scores = np.where(np.tril(np.ones((length, length), bool)), scores, -np.inf)
+        if config.window:
+            scores[np.tril_indices(length, -config.window)] = -np.inf
         weights = np.exp(scores - scores.max(1, keepdims=True))
         out[:, head] = weights / weights.sum(1, keepdims=True) @ v[:, head // groups]
     return np.tensordot(out, layer["o"], 2)
@@ -43,9 +45,18 @@ def _norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * scale
 
 
-def _rope(x: np.ndarray, theta: float) -> np.ndarray:
+def _rope(x: np.ndarray, config: DecoderConfig) -> np.ndarray:
     half = x.shape[-1] // 2
-    angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
+    frequency = config.rope_theta ** (-np.arange(half) / half)
+    scaling = config.rope_scaling
+    for i in range(half if scaling else 0):
+        length = 2 * np.pi / frequency[i]  # Tokens of a whole turn.
+        if length > scaling.original / scaling.low:
+            frequency[i] /= scaling.factor
+        elif length > scaling.original / scaling.high:
+            kept = (scaling.original / length - scaling.low) / (scaling.high - scaling.low)
+            frequency[i] *= kept + (1 - kept) / scaling.factor
+    angle = np.arange(len(x))[:, None] * frequency
     sin, cos = np.sin(angle)[:, None], np.cos(angle)[:, None]
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -10,13 +10,15 @@ from sspjax.models.attention import attention
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
-def plain(q, k, v, segments):
+def plain(q, k, v, segments, window=0):
     """float64, one score matrix."""
     k, v = (np.repeat(x, HEADS // KV_HEADS, axis=2) for x in (k, v))
     scores = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(DIM)
     length = q.shape[1]
     visible = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None]
     visible &= np.tril(np.ones((length, length), bool))
+    if window:
+        visible &= ~np.tril(np.ones((length, length), bool), -window)
     scores = np.where(visible[:, None], scores, -np.inf)
     peak = np.where(np.isfinite(scores.max(-1)), scores.max(-1), 0.0)
     weights = np.exp(scores - peak[..., None])
@@ -40,21 +42,23 @@ def f32(*arrays):
     return [np.asarray(x, np.float32) for x in arrays]
 
 
-@pytest.mark.parametrize("block", [4, 16, 64])
-def test_packed_rows_equal_the_whole_matrix(packed, block):
+@pytest.mark.parametrize(
+    ("block", "window"), [(4, 0), (16, 0), (64, 0), (4, 1), (4, 6), (16, 5), (64, 7)]
+)
+def test_packed_rows_equal_the_whole_matrix(packed, block, window):
     q, k, v, positions, segments = packed
-    out = attention(*f32(q, k, v), positions, segments, None, block=block)
-    np.testing.assert_allclose(out, plain(q, k, v, segments), atol=2e-6)
+    out = attention(*f32(q, k, v), positions, segments, None, block=block, window=window)
+    np.testing.assert_allclose(out, plain(q, k, v, segments, window), atol=2e-6)
     assert np.all(np.asarray(out)[segments == 0] == 0)
 
 
-@pytest.mark.parametrize("block", [4, 16, 64])
-def test_packed_gradient_equals_that_of_the_whole_matrix(packed, block):
+@pytest.mark.parametrize(("block", "window"), [(4, 0), (16, 0), (64, 0), (4, 6), (16, 5)])
+def test_packed_gradient_equals_that_of_the_whole_matrix(packed, block, window):
     q, k, v, positions, segments = packed
     weight = np.random.default_rng(1).normal(size=q.shape)
 
     def loss(q, k, v):
-        out = attention(q, k, v, positions, segments, None, block=block)
+        out = attention(q, k, v, positions, segments, None, block=block, window=window)
         return jnp.sum(out * np.asarray(weight, np.float32))
 
     ours = jax.grad(loss, argnums=(0, 1, 2))(*map(jnp.asarray, f32(q, k, v)))
@@ -67,11 +71,12 @@ def test_packed_gradient_equals_that_of_the_whole_matrix(packed, block):
             for sign in (1, -1):
                 moved = [q.copy(), k.copy(), v.copy()]
                 moved[index][place] += sign * 1e-5
-                values.append((plain(*moved, segments) * weight).sum())
+                values.append((plain(*moved, segments, window) * weight).sum())
             assert float(grad[place]) == pytest.approx((values[0] - values[1]) / 2e-5, abs=2e-5)
 
 
-def test_cache_equals_full_context_at_any_slot_and_length(packed):
+@pytest.mark.parametrize("window", [0, 4])
+def test_cache_equals_full_context_at_any_slot_and_length(packed, window):
     q, k, v, _, _ = packed
     capacity, slots = 50, np.array([3, 0], np.int32)
     length = np.array([11, 30], np.int32)
@@ -91,15 +96,18 @@ def test_cache_equals_full_context_at_any_slot_and_length(packed):
         layer=jnp.int32(1),
         slots=slots,
         block=16,
+        window=window,
     )
     ones = np.ones((1, 37), np.int32)
     for row in range(2):
         n = length[row]
-        full = plain(q[row : row + 1, :n], k[row : row + 1, :n], v[row : row + 1, :n], ones[:, :n])
+        own = (x[row : row + 1, :n] for x in (q, k, v))
+        full = plain(*own, ones[:, :n], window)
         np.testing.assert_allclose(out[row], full[0, -3:], atol=2e-6)
 
 
-def test_a_longer_neighbour_does_not_change_a_bit(packed):
+@pytest.mark.parametrize("window", [0, 4])
+def test_a_longer_neighbour_does_not_change_a_bit(packed, window):
     q, k, v, _, _ = packed
     rng = np.random.default_rng(5)
     cache = [jnp.asarray(rng.normal(size=(1, 2, 64, KV_HEADS, DIM)), jnp.float32) for _ in "kv"]
@@ -107,7 +115,9 @@ def test_a_longer_neighbour_does_not_change_a_bit(packed):
 
     @jax.jit
     def run(positions, kv_length):
-        return attention(query, *cache, positions, None, kv_length, layer=jnp.int32(0), block=8)
+        return attention(
+            query, *cache, positions, None, kv_length, layer=jnp.int32(0), block=8, window=window
+        )
 
     alone = run(np.array([[5], [0]], np.int32), np.array([6, 0], np.int32))
     beside = run(np.array([[5], [60]], np.int32), np.array([6, 61], np.int32))

@@ -16,7 +16,7 @@ from sspjax.models.decoder import (
     parameter_axes,
     parameter_shardings,
 )
-from sspjax.models.presets import DecoderConfig, preset
+from sspjax.models.presets import DecoderConfig, Llama3Scaling, preset
 
 SMALL = DecoderConfig(
     vocab_size=64, layers=2, width=32, mlp=48, heads=4, kv_heads=2, head_dim=8, rope_theta=1e4
@@ -25,6 +25,10 @@ FAMILIES = {
     "llama": dataclasses.replace(SMALL, rms_eps=1e-5),
     "qwen2": dataclasses.replace(SMALL, qkv_bias=True, tied=True),
     "qwen3": dataclasses.replace(SMALL, qk_norm=True, head_dim=16),
+    "llama3": dataclasses.replace(
+        SMALL, head_dim=16, rope_scaling=Llama3Scaling(factor=4.0, low=1.0, high=4.0, original=24)
+    ),
+    "mistral": dataclasses.replace(SMALL, window=5),
 }
 
 
@@ -42,7 +46,7 @@ def island(config, devices=1, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("family", "remat"), [("llama", False), ("qwen2", False), ("qwen3", False), ("qwen3", True)]
+    ("family", "remat"), [*((family, False) for family in FAMILIES), ("qwen3", True)]
 )
 def test_packed_segments_equal_single_sequences(family, remat):
     config = FAMILIES[family]
