@@ -17,6 +17,7 @@ from sspjax.checkpoint import CheckpointError, Checkpoints
 from sspjax.types import PolicyState, TrainState
 
 TMP = "*.orbax-checkpoint-tmp*"
+OLD = ROOT / "tests" / "old_checkpoints"
 
 
 def mesh_of(*shape):
@@ -145,6 +146,28 @@ def test_a_state_that_does_not_fit_is_named_leaf_by_leaf(tmp_path):
     assert "b: expected float32[4], saved bfloat16[4]" in message
     assert "c: expected nothing, saved float32[1]" in message
     assert "d: expected float32[1], saved nothing" in message
+
+
+def test_a_checkpoint_of_the_first_format_still_restores():
+    """Written once, when FORMAT was 1, and never again; a later format reads it or drops this."""
+    whole = NamedSharding(mesh_of(8), PartitionSpec())
+
+    def form(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+
+    params = {"embedding": form((4, 3), np.float32), "q": form((8,), jnp.bfloat16)}
+    opt_state = jax.tree.map(
+        lambda x: form(x.shape, x.dtype), jax.eval_shape(optax.adamw(1e-3).init, params)
+    )
+    policies = {"policy": PolicyState(params=params, opt_state=opt_state)}
+    wanted = TrainState(step=form((), np.int32), policies=policies)
+    with Checkpoints(OLD / "format_1", 1, read_only=True) as checkpoints:
+        state, host = checkpoints.restore(5, wanted)
+    found = state.policies["policy"].params
+    assert (int(state.step), host) == (5, {"seed_cursor": 3})
+    assert np.array_equal(found["embedding"], np.arange(12).reshape(4, 3) / 8)
+    assert np.array_equal(found["q"], np.arange(8) / 4)
+    assert not any(np.any(x) for x in jax.tree.leaves(state.policies["policy"].opt_state))
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
