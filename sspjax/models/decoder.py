@@ -8,7 +8,9 @@ Flax NNX declares and initialises the parameters; everywhere else they are a pur
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -80,20 +82,32 @@ def init_params(config: DecoderConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(params=key)), nnx.Param))
 
 
-def parameter_axes(config: DecoderConfig) -> dict[str, Axes]:
+@functools.cache
+def parameter_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
+    """Shape of every parameter, by name."""
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return types.MappingProxyType({name: x.shape for name, x in params.items()})
+
+
+@functools.cache
+def parameter_axes(config: DecoderConfig) -> Mapping[str, Axes]:
     """Logical axes of every parameter, by name."""
     module = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
-    return {
-        str(path[-1]): variable.get_metadata()["axes"]
-        for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
-    }
+    return types.MappingProxyType(
+        {
+            str(path[-1]): variable.get_metadata()["axes"]
+            for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
+        }
+    )
 
 
 def parameter_shardings(config: DecoderConfig, layout: Layout) -> Params:
     """Sharding of every parameter under a layout, as a pure dict."""
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     axes = parameter_axes(config)
-    return {name: layout.sharding(axes[name], x.shape, name) for name, x in shapes.items()}
+    return {
+        name: layout.sharding(axes[name], shape, name)
+        for name, shape in parameter_shapes(config).items()
+    }
 
 
 def cast_params(params: Params, dtype: Any) -> Params:

@@ -1,6 +1,7 @@
 """Run by test_hf_load.py in two processes: counts the numbers that each reads from the files."""
 
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from sspjax.models.hugging_face import load
 from sspjax.models.hugging_face.config import decoder_config_from_hf
 
 read = 0
+lock = threading.Lock()
 
 
 class CountedSlice:
@@ -25,7 +27,8 @@ class CountedSlice:
     def __getitem__(self, index):
         global read
         block = self._view[index]
-        read += block.size
+        with lock:
+            read += block.size
         return block
 
 

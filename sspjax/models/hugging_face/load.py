@@ -6,11 +6,13 @@ buffer that the device takes over. Beside the parameters themselves a block exis
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ UNUSED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old files carry and that follow from their config."""
 
 _BLOCK_BYTES = 256 << 10
+_THREADS = min(8, os.cpu_count() or 1)
+"""Layers that are read at the same time."""
 _ALIGNMENT = 64
 """XLA's CPU client takes over a buffer that starts at a multiple of this, and copies any other."""
 _SHOWN = 12
@@ -187,19 +191,21 @@ def _listed(problems: Sequence[str]) -> str:
 
 
 class _Reader:
-    """Blocks of tensors from files that are mapped once."""
+    """Blocks of tensors from files that are mapped once, and threads to read them with."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], check_finite: bool):
         self._stored = stored
         self._check_finite = check_finite
         self._open: dict[Path, Any] = {}
+        self._exits = contextlib.ExitStack()
+        self.threads = self._exits.enter_context(ThreadPoolExecutor(_THREADS))
 
     def blocks(
         self, name: str, rows: slice, columns: slice | None
     ) -> Iterator[tuple[slice, np.ndarray]]:
         """Consecutive rows of a part of a tensor, with their place in the part."""
         stored = self._stored[name]
-        view = self._file(stored.file).get_slice(name)
+        view = self._open[stored.file].get_slice(name)
         width = 1 if columns is None else columns.stop - columns.start
         step = max(1, _BLOCK_BYTES // (width * np.dtype(DTYPES[stored.dtype]).itemsize))
         for start in range(rows.start, rows.stop, step):
@@ -212,20 +218,17 @@ class _Reader:
                 )
             yield slice(own.start - rows.start, own.stop - rows.start), block
 
-    def _file(self, path: Path) -> Any:
-        if path not in self._open:
+    def __enter__(self) -> _Reader:
+        for path in {own.file for own in self._stored.values()}:
             try:
-                self._open[path] = safe_open(os.fspath(path), framework="numpy").__enter__()
+                file = safe_open(os.fspath(path), framework="numpy")
             except SafetensorError as error:
                 raise ModelFolderError(f"{path}: {error}; fetch the file again") from error
-        return self._open[path]
-
-    def __enter__(self) -> _Reader:
+            self._open[path] = self._exits.enter_context(file)
         return self
 
     def __exit__(self, *reason: object) -> None:
-        for file in self._open.values():
-            file.__exit__(None, None, None)
+        self._exits.close()
 
 
 def _placed(
@@ -260,8 +263,12 @@ def _read_part(
         _fill(reader, tensors[0], bounds, part)
         return part
     (first, last), *rest = bounds
-    for own, tensor in zip(part, tensors[first:last], strict=True):
-        _fill(reader, tensor, rest, own)
+    filled = [
+        reader.threads.submit(_fill, reader, tensor, rest, own)
+        for own, tensor in zip(part, tensors[first:last], strict=True)
+    ]
+    for layer in filled:
+        layer.result()
     return part
 
 
@@ -276,12 +283,14 @@ def _fill(
             rows, columns = _flat(bounds, dims), []
         flat = part.reshape(rows.stop - rows.start, -1)
         for place, block in reader.blocks(tensor.name, rows, *columns or [None]):
-            flat[place] = block.reshape(len(block), -1)
+            flat[place] = block.reshape(len(block), -1).astype(part.dtype, copy=False)
         return
     rows, columns = _flat(bounds[n:], dims[n:]), _flat(bounds[:n], dims[:n])
-    turned = part.reshape(columns.stop - columns.start, rows.stop - rows.start)
+    # Turned as integers: numpy moves those in loops of its own, bfloat16 one by one.
+    bits = np.dtype(f"u{part.itemsize}")
+    turned = part.view(bits).reshape(columns.stop - columns.start, rows.stop - rows.start)
     for place, block in reader.blocks(tensor.name, rows, columns):
-        turned[:, place] = block.astype(part.dtype).T
+        turned[:, place] = block.astype(part.dtype, copy=False).view(bits).T
 
 
 def _flat(bounds: Sequence[tuple[int, int]], dims: Sequence[int]) -> slice:

@@ -10,9 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
-
-from sspjax.models.decoder import NOT_STACKED, init_params
+from sspjax.models.decoder import NOT_STACKED, parameter_shapes
 from sspjax.models.presets import DecoderConfig
 
 
@@ -64,11 +62,11 @@ class Tensor:
 
 def model_tensors(config: DecoderConfig) -> list[Tensor]:
     """Every tensor of a model, in the order of its computation."""
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    shapes = parameter_shapes(config)
 
     def tensor(parameter: str, layer: int | None) -> Tensor:
         place = PLACES[parameter]
-        dims = shapes[parameter].shape[0 if layer is None else 1 :]
+        dims = shapes[parameter][0 if layer is None else 1 :]
         return Tensor(
             name=place.template.format(layer),
             parameter=parameter,

@@ -20,7 +20,7 @@ from sspjax.models.hugging_face.config import decoder_config_from_hf
 from sspjax.models.hugging_face.load import load_params
 from sspjax.types import Params
 
-LIMIT = 1e-3
+LIMIT = 1e-4
 """Largest difference that rounding explains, as a share of the largest logit, in float32."""
 
 _TOKENS = 64
