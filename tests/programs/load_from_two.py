@@ -1,4 +1,6 @@
-"""Run by test_hf_load.py in two processes: counts the numbers that each reads from the files."""
+"""Run by test_hf_load.py in two processes: counts the numbers that each reads from the files, and
+writes them to another folder.
+"""
 
 import sys
 import threading
@@ -15,6 +17,7 @@ from sspjax.config import MeshConfig
 from sspjax.mesh import train_layout
 from sspjax.models.hugging_face import load
 from sspjax.models.hugging_face.config import decoder_config_from_hf
+from sspjax.models.hugging_face.save import save_params
 
 read = 0
 lock = threading.Lock()
@@ -59,5 +62,7 @@ for file in folder.glob("*.safetensors"):
     stored |= load_file(file)
 gate = np.stack([stored[f"model.layers.{i}.mlp.gate_proj.weight"].T for i in range(2)])
 right = all(np.array_equal(s.data, gate[s.index]) for s in params["gate"].addressable_shards)
+made = Path(sys.argv[2])
+save_params(made, decoder_config_from_hf(folder), params, "float32")
 report({"read": read, "right": right, "process": jax.process_index()})
 processes.barrier("end")

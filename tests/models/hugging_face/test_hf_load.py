@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from processes import run_processes
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from sspjax.config import MeshConfig
 from sspjax.mesh import train_layout
@@ -89,15 +89,25 @@ def test_a_head_that_is_stored_twice_and_buffers_that_follow_are_left_out(tmp_pa
     assert "head" not in load(tmp_path)
 
 
+@pytest.mark.multiprocess
 def test_two_processes_read_half_each(tmp_path):
-    """fsdp over two processes: matrices are read once altogether, norms by both."""
-    folders.write(tmp_path, folders.tensors(), files=2)
-    reports = run_processes(["tests/programs/load_from_two.py", str(tmp_path)], count=2, devices=2)
+    """fsdp over two processes: matrices are read once altogether, norms by both; together they
+    write what was there.
+    """
+    given, made = tmp_path / "given", tmp_path / "made"
+    folders.write(given, folders.tensors(), files=2)
+    made.mkdir()
+    reports = run_processes(
+        ["tests/programs/load_from_two.py", str(given), str(made)], count=2, devices=2
+    )
     stored = folders.tensors()
     norms = sum(x.size for x in stored.values() if x.ndim == 1)
     matrices = sum(x.size for x in stored.values() if x.ndim == 2)
     assert [r["read"] for r in reports] == [matrices // 2 + norms] * 2
     assert all(r["right"] for r in reports)
+    found = load_file(made / "model.safetensors")
+    assert found.keys() == stored.keys()
+    assert all(np.array_equal(found[name], x) for name, x in stored.items())
 
 
 def resident() -> int:
