@@ -1,7 +1,8 @@
 """Tensors of a model folder to sharded parameters: each process reads what its devices hold.
 
 A tensor is read in blocks of rows from the mapped file, turned and converted on the way into the
-buffer that the device takes over. Beside the parameters themselves a block exists, no more.
+buffer that goes to the device. On a CPU that buffer becomes the parameter; elsewhere the host holds
+one device's part of one parameter at a time.
 """
 
 from __future__ import annotations
