@@ -51,8 +51,9 @@ setuptools.setup(
         "tpu": ["jax[tpu]>=0.10.2"],
         "cuda": ["jax[cuda13]>=0.10.2"],
         "parity": ["torch>=2.13.0"],
-        "bench": ["faiss-cpu", "torch"],
+        "bench": ["faiss-cpu", "gguf>=0.19.0", "torch"],
         "test": [
+            "gguf>=0.19.0",
             "hypothesis>=6.170",
             "pyright[nodejs]>=1.1.414",
             "pytest>=9.2",

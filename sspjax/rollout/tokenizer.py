@@ -26,6 +26,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from sspjax.errors import UserError
+from sspjax.models.gguf.vocabulary import tokenizer_from_gguf
 
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -143,10 +144,14 @@ class Tokenizer:
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Reads a folder or a `tokenizer.json`; `tokenizer_config.json` beside it names eos and pad.
+    Or a `.gguf` file, which holds both.
 
-    Raises TokenizerError when the file is missing, not JSON, or holds another kind of vocabulary.
+    Raises TokenizerError when the file is missing, not JSON, or holds another kind of vocabulary,
+    GgufError where a `.gguf` file does.
     """
     path = Path(path)
+    if path.suffix == ".gguf":
+        return Tokenizer(*tokenizer_from_gguf(path))
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise TokenizerError(

@@ -1,0 +1,1 @@
+"""Decoders from GGUF files: weights, shape and vocabulary, read without another package."""
