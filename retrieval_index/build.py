@@ -19,16 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sspjax.retrieval.corpus import Corpus, CorpusError, read_corpus
-from sspjax.retrieval.encoder import (
-    ENCODERS,
-    Encoder,
-    EncoderError,
-    encode_corpus,
-    encoder_kind,
-)
+from sspjax.errors import UserError
+from sspjax.retrieval.corpus import Corpus, read_corpus
+from sspjax.retrieval.encoder import Encoder, encode_corpus
+from sspjax.retrieval.encoders import ENCODERS, encoder_kind
 from sspjax.retrieval.index import IndexFolderError, build_index, measure_recall
-from sspjax.retrieval.vectors import VectorError
 
 log = logging.getLogger("retrieval_index.build")
 
@@ -38,7 +33,7 @@ RECALL_WARNING = 0.95
 QUERIES_PER_CALL = 64
 
 
-class QueriesError(ValueError):
+class QueriesError(UserError, ValueError):
     """A file of queries that cannot be read."""
 
 
@@ -126,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--corpus", type=Path, required=True, help="passages, .jsonl or .jsonl.gz: id and contents"
     )
-    parser.add_argument("--encoder", required=True, help=f"one of: {', '.join(ENCODERS)}")
+    parser.add_argument(
+        "--encoder", required=True, help=f"one of: {', '.join(ENCODERS)}, or a folder"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
     parser.add_argument(
         "--queries", type=Path, help="queries to measure recall with (default: titles of passages)"
@@ -144,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             queries_path=chosen.queries,
             threads=chosen.threads,
         )
-    except (CorpusError, EncoderError, IndexFolderError, QueriesError, VectorError) as error:
+    except UserError as error:
         log.error("error: %s", error)
         return 2
     return 0

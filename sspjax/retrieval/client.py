@@ -10,7 +10,8 @@ from typing import Protocol
 
 from sspjax.errors import UserError
 from sspjax.retrieval.corpus import Corpus
-from sspjax.retrieval.encoder import Encoder, encode_corpus, encoder_kind, load_encoder
+from sspjax.retrieval.encoder import Encoder, encode_corpus
+from sspjax.retrieval.encoders import encoder_kind, load_encoder, short_name
 from sspjax.retrieval.index import Index, IndexFolderError, build_index, load_index
 from sspjax.types import Document, noun
 
@@ -104,7 +105,7 @@ def open_retriever(
     or encoder.
     """
     loaded = load_encoder(folder)
-    if loaded.name != encoder:
+    if loaded.name != short_name(encoder):
         raise IndexFolderError(
             f"{folder}: expected an index under encoder {encoder}, found {loaded.name}; set "
             f"retrieval.encoder={loaded.name} or build the index with --encoder={encoder}"

@@ -206,7 +206,7 @@ class HashedTfidf:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        config = _read_config(folder)
+        config = read_config(folder)
         path = folder / "encoder.npz"
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as state:
@@ -268,23 +268,8 @@ class HashedTfidf:
         return digest.hexdigest()[:16]
 
 
-ENCODERS: Mapping[str, EncoderKind] = {"tfidf": HashedTfidf}
-
-
-def encoder_kind(name: str) -> EncoderKind:
-    """The kind of encoder with this name; EncoderError names those there are."""
-    if name not in ENCODERS:
-        raise EncoderError(f"unknown encoder {name!r}; expected one of: {', '.join(ENCODERS)}")
-    return ENCODERS[name]
-
-
-def load_encoder(folder: str | Path) -> Encoder:
-    """The encoder that was saved in an index folder; EncoderError when it cannot be read."""
-    folder = Path(folder)
-    return encoder_kind(_read_config(folder)["name"]).load(folder)
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Content of an index folder's encoder.json; EncoderError when it cannot be read."""
     path = folder / "encoder.json"
     try:
         config = json.loads(path.read_text())

@@ -14,10 +14,9 @@ from sspjax.retrieval.encoder import (
     EncoderError,
     HashedTfidf,
     encode_corpus,
-    encoder_kind,
-    load_encoder,
     split_words,
 )
+from sspjax.retrieval.encoders import encoder_kind, load_encoder
 from sspjax.types import Document
 
 

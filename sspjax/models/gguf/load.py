@@ -7,7 +7,7 @@ inputs first, rotations in the rotate-half form, which llama files store interle
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +196,11 @@ def load_params(
         for name, x in jax.eval_shape(lambda: init_params(config, jax.random.key(0))).items()
     }
     _check_tensors(file, config, shapes)
-    interleaved = ARCHITECTURES[file.architecture].interleaved
     shardings = parameter_shardings(config, layout)
-    params = {}
-    for name, shape in shapes.items():
-        stored = STORED[name]
-        one = shape if name in NOT_STACKED else shape[1:]
-        tensors = (
-            _read(file, info, stored, one, interleaved, check_finite)
-            for info in _infos(file, name, config.layers)
-        )
-        params[name] = _place(tensors, shape, shardings[name], dtype, name not in NOT_STACKED)
-    return params
-
-
-def _infos(file: GgufFile, name: str, layers: int) -> list[TensorInfo]:
-    stored = STORED[name].name
-    count = 1 if name in NOT_STACKED else layers
-    return [_tensor(file, stored.format(layer)) for layer in range(count)]
+    return {
+        name: _placed(file, name, shape, shardings[name], np.dtype(dtype), check_finite)
+        for name, shape in shapes.items()
+    }
 
 
 def _tensor(file: GgufFile, name: str) -> TensorInfo:
@@ -255,25 +242,47 @@ def _stored_shape(stored: Stored, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape),) if stored.rotated or stored.name.endswith(".bias") else shape
 
 
-def _read(
+def _placed(
     file: GgufFile,
-    info: TensorInfo,
-    stored: Stored,
+    name: str,
     shape: tuple[int, ...],
-    interleaved: bool,
+    sharding: NamedSharding,
+    dtype: np.dtype,
     check_finite: bool,
-) -> np.ndarray:
-    """One layer's tensor, f32[shape]."""
-    raw = file.raw(info)
-    if stored.inputs and stored.rotated and interleaved:
-        raw = _halves_together(raw, shape[-2:])
-    out = np.empty(math.prod(shape), np.float32)
+) -> jax.Array:
+    """One parameter. Devices of this process that hold the same part share its memory."""
+    stored, stacked = STORED[name], name not in NOT_STACKED
+    boxes = {
+        device: tuple(i.indices(n)[:2] for i, n in zip(index or (), shape, strict=True))
+        for device, index in sharding.addressable_devices_indices_map(shape).items()
+    }
+    parts = {box: _aligned(tuple(b - a for a, b in box), dtype) for box in boxes.values()}
+    one = shape[1:] if stacked else shape
+    # A single part in float32 is filled where it is; others are cut from a tensor beside them.
+    whole = [part.shape for part in parts.values()] == [shape] and dtype == np.float32
+    beside = None if whole else np.empty(one, np.float32)
+    for layer in range(shape[0] if stacked else 1):
+        places = {box: part[layer] if stacked else part for box, part in parts.items()}
+        tensor = next(iter(places.values())) if beside is None else beside
+        info = _tensor(file, stored.name.format(layer))
+        _read(file, info, stored, tensor)
+        if check_finite and not np.isfinite(tensor).all():
+            raise GgufError(f"{file.path}: tensor {info.name} is not finite: it is damaged")
+        if beside is not None:
+            for box, place in places.items():
+                place[...] = tensor[tuple(slice(*i) for i in box[-len(one) :])]
+    arrays = [jax.device_put(parts[box], device) for device, box in boxes.items()]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _read(file: GgufFile, info: TensorInfo, stored: Stored, out: np.ndarray) -> None:
+    """Fills one layer's f32[...], in the shape it has here."""
+    raw, turned = file.raw(info), bool(stored.inputs)
+    if turned and stored.rotated and ARCHITECTURES[file.architecture].interleaved:
+        raw = _halves_together(raw, out.shape[-2:])
     columns = info.shape[-1]
-    matrix = (columns, len(raw)) if stored.inputs else (len(raw), columns)
-    dequantize(info.kind, raw, out.reshape(matrix), transposed=bool(stored.inputs))
-    if check_finite and not np.isfinite(out).all():
-        raise GgufError(f"{file.path}: tensor {info.name} is not finite: the weights are damaged")
-    return out.reshape(shape)
+    matrix = (columns, len(raw)) if turned else (len(raw), columns)
+    dequantize(info.kind, raw, out.reshape(matrix), transposed=turned)
 
 
 def _halves_together(raw: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
@@ -283,32 +292,9 @@ def _halves_together(raw: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(raw.shape)
 
 
-def _place(
-    tensors: Iterator[np.ndarray],
-    shape: tuple[int, ...],
-    sharding: NamedSharding,
-    dtype: Any,
-    stacked: bool,
-) -> jax.Array:
-    """The tensors (of all layers, or the only one) as one array; copies of a shard share memory."""
-    spans = {
-        device: tuple(i.indices(n)[:2] for i, n in zip(index or (), shape, strict=True))
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
-    }
-    shards = {span: _aligned(tuple(b - a for a, b in span), dtype) for span in spans.values()}
-    for layer, tensor in enumerate(tensors):
-        for span, shard in shards.items():
-            if stacked:
-                shard[layer] = tensor[tuple(slice(*one) for one in span[1:])]
-            else:
-                shard[...] = tensor[tuple(slice(*one) for one in span)]
-    arrays = [jax.device_put(shards[span], device) for device, span in spans.items()]
-    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-
-
-def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory that a CPU device takes over as it is: XLA wants its buffers at multiples of 64."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size].view(dtype).reshape(shape)
