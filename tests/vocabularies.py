@@ -70,6 +70,16 @@ def qwen_spec() -> dict:
     return spec
 
 
+def smollm_spec() -> dict:
+    """Single digits, and control tokens first in the vocabulary, some of them like XML tags."""
+    vocabulary = _byte_level()
+    vocabulary.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), vocabulary.pre_tokenizer]
+    )
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<file_sep>"]
+    return _train(vocabulary, 400, names, pre_tokenizers.ByteLevel.alphabet())
+
+
 def llama3_spec() -> dict:
     """Whole words are looked up before merging, and control names are words of the vocabulary."""
     vocabulary = _byte_level()
@@ -130,6 +140,7 @@ def sentencepiece_spec(legacy: bool = False) -> dict:
 SPECS = {
     "gpt2": gpt2_spec,
     "qwen": qwen_spec,
+    "smollm": smollm_spec,
     "llama3": llama3_spec,
     "sentencepiece": sentencepiece_spec,
     "sentencepiece_legacy": functools.partial(sentencepiece_spec, legacy=True),
