@@ -24,8 +24,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from sspjax.cache import cache_folder
 from sspjax.config import MeshConfig
-from sspjax.fetch import SOURCES, cache_folder, fetch
+from sspjax.fetch import SOURCES, fetch
 from sspjax.mesh import train_layout
 from sspjax.models.gguf.load import decoder_config_from_gguf, load_params
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sspjax.cache import cache_folder
 from sspjax.command_line import parser, run
 from sspjax.errors import UserError
 from sspjax.types import noun
@@ -80,11 +80,6 @@ SOURCES: Mapping[str, Source] = {
     ),
 }
 """What can be fetched, by name."""
-
-
-def cache_folder() -> Path:
-    """Where fetched models live: `SSPJAX_CACHE`, or `~/.cache/sspjax`."""
-    return Path(os.environ.get("SSPJAX_CACHE") or Path.home() / ".cache" / "sspjax")
 
 
 def fetch(source: Source, folder: Path) -> Path:

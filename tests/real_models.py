@@ -5,7 +5,8 @@ import pathlib
 
 import pytest
 
-from sspjax.fetch import SOURCES, cache_folder, is_fetched
+from sspjax.cache import cache_folder
+from sspjax.fetch import SOURCES, is_fetched
 
 _fetched = functools.cache(is_fetched)
 

@@ -12,7 +12,8 @@ import zipfile
 import pytest
 
 from sspjax import fetch as fetching
-from sspjax.fetch import RECORD, FetchError, Source, cache_folder, fetch, is_fetched
+from sspjax.cache import cache_folder
+from sspjax.fetch import RECORD, FetchError, Source, fetch, is_fetched
 
 CONTENT = {"tiny_model/weights.gguf": b"GGUF" * 1000, "tiny_model/LICENSE": b"free\n"}
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import tokenizers
 
-from sspjax.fetch import cache_folder
+from sspjax.cache import cache_folder
 from sspjax.models.encoder import EncoderConfig, encode
 from sspjax.models.encoder_folder import (
     EncoderFolderError,
