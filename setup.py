@@ -52,7 +52,6 @@ setuptools.setup(
         "cuda": ["jax[cuda13]>=0.10.2"],
         "parity": ["torch>=2.13.0"],
         "bench": ["faiss-cpu", "gguf>=0.19.0", "torch"],
-        "bench": ["faiss-cpu", "gguf>=0.19.0", "torch"],
         "test": [
             "gguf>=0.19.0",
             "hypothesis>=6.170",

@@ -83,7 +83,7 @@ class ModelConfig:
     preset: str = "qwen2.5-7b-instruct"
     """Shape of a random start; with `weights` their own config.json says it."""
     weights: str = ""
-    """Hugging Face folder that the run starts from; empty: random parameters of the preset."""
+    """Hugging Face folder or GGUF file that the run starts from; empty: random parameters."""
     check_finite: bool = False
     """Refuse weights with a NaN or an infinity among them."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

@@ -137,7 +137,9 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--config", help="a Python file with get_config() (default: the run's)")
     arguments.add_argument("--workdir", help="of the run whose agent answers")
-    arguments.add_argument("--weights", help="a Hugging Face model folder that answers instead")
+    arguments.add_argument(
+        "--weights", help="a Hugging Face folder or GGUF file that answers instead"
+    )
     arguments.add_argument("--check-finite", action="store_true", help="refuse weights with a NaN")
     arguments.add_argument("--out", required=True, help="results.json")
     arguments.add_argument("--step", default="last", help="checkpoint: a step, or last")

@@ -16,9 +16,8 @@ from sspjax.config import RunConfig, freeze, override, to_dict
 from sspjax.errors import UserError
 from sspjax.learner.state import policy_names
 from sspjax.mesh import Layout
-from sspjax.models.hugging_face.config import decoder_config_from_hf
-from sspjax.models.hugging_face.load import load_params
 from sspjax.models.presets import DecoderConfig
+from sspjax.models.weights import decoder_config_of, load_params
 from sspjax.rollout.tokenizer import load_tokenizer
 from sspjax.train import Setup, assemble, described, own_corpus, retrieve
 from sspjax.trainer import abstract_policies
@@ -61,7 +60,7 @@ def own_decoder(config: RunConfig, workdir: Workdir) -> DecoderConfig:
 
 
 def open_weights(config: RunConfig, weights: str, root: str | Path | None) -> Setup:
-    """Players around the model of a Hugging Face folder, with the questions and passages that a
+    """Players around a given model (`models.weights`), with the questions and passages that a
     config names, or those of the run in `root`.
 
     Raises UserError where the config means a run's own world and no run is given.
@@ -75,7 +74,7 @@ def open_weights(config: RunConfig, weights: str, root: str | Path | None) -> Se
     config = freeze(to_dict(dataclasses.replace(config, model=model)))
     # Without a run there is no world, and nothing else of a workdir is read.
     workdir = Workdir(Path(weights if root is None else root))
-    decoder = decoder_config_from_hf(weights)
+    decoder = decoder_config_of(weights)
     tokenizer = load_tokenizer(config.model.tokenizer or weights)
     retriever = retrieve(config, own_corpus(config, workdir))
     return assemble(config, workdir, decoder, retriever, tokenizer)

@@ -41,8 +41,8 @@ from sspjax.metrics import (
     start_logging,
     truth_metrics,
 )
-from sspjax.models.hugging_face.config import decoder_config_from_hf
 from sspjax.models.presets import DecoderConfig, preset
+from sspjax.models.weights import decoder_config_of
 from sspjax.players import Players
 from sspjax.retrieval.client import InProcessRetriever, make_retriever, open_retriever
 from sspjax.retrieval.corpus import Corpus, read_corpus
@@ -493,7 +493,7 @@ def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
 def described(config: RunConfig) -> DecoderConfig:
     """The policy's shape: that of the given weights, or the preset's."""
     if config.model.weights:
-        return decoder_config_from_hf(config.model.weights)
+        return decoder_config_of(config.model.weights)
     return preset(config.model.preset, config.model.vocab_size)
 
 

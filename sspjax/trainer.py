@@ -29,8 +29,8 @@ from sspjax.learner.state import (
 from sspjax.learner.update import make_update
 from sspjax.mesh import Layout
 from sspjax.models.decoder import Model, cast_params, init_params, parameter_shardings
-from sspjax.models.hugging_face.load import load_params
 from sspjax.models.presets import DecoderConfig
+from sspjax.models.weights import load_params
 from sspjax.types import (
     Example,
     Params,
@@ -89,7 +89,7 @@ class Trainer:
     def start(self) -> TrainState:
         """Every policy at step 0: the given weights, or random parameters, made sharded.
 
-        Raises ModelFolderError where the weights cannot be read.
+        Raises ModelFolderError or GgufError where the weights cannot be read.
         """
         own = self.config.model
         if not own.weights:

@@ -19,7 +19,7 @@ from sspjax.mesh import Layout
 from sspjax.models.decoder import NOT_STACKED, init_params, parameter_shardings
 from sspjax.models.gguf.blocks import BLOCKS, dequantize
 from sspjax.models.gguf.file import GgufError, GgufFile, TensorInfo, open_gguf
-from sspjax.models.presets import DecoderConfig
+from sspjax.models.presets import DecoderConfig, Llama3Scaling
 from sspjax.types import Params, noun
 
 
@@ -91,6 +91,9 @@ _PLAIN = (
 )
 """Settings that are read, or change nothing."""
 
+_DIVISORS = "rope_freqs.weight"
+"""A tensor that is part of the shape: what the rotations' frequencies are divided by."""
+
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (0.0, 1.0),
@@ -137,6 +140,7 @@ def decoder_config_from_gguf(path: str | Path) -> DecoderConfig:
             f"{file.path}: {layers} layers, but {len(file.tensors)} tensors; the file is damaged"
         )
     base = f"{name}.rope.freq_base"
+    theta = file.number(base) if base in file.metadata else 10_000.0
     return DecoderConfig(
         vocab_size=_tensor(file, "token_embd.weight").shape[0],
         layers=layers,
@@ -145,11 +149,32 @@ def decoder_config_from_gguf(path: str | Path) -> DecoderConfig:
         heads=heads,
         kv_heads=count("attention.head_count_kv", heads),
         head_dim=head_dim,
-        rope_theta=file.number(base) if base in file.metadata else 10_000.0,
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(file, head_dim, theta),
         rms_eps=_decimal(file.number(f"{name}.attention.layer_norm_rms_epsilon")),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         tied="output.weight" not in file.tensors,
+        context=count("context_length"),
+    )
+
+
+def _rope_scaling(file: GgufFile, head_dim: int, theta: float) -> Llama3Scaling | None:
+    """What the file's divisors of the frequencies come from: Llama 3.1's way, or an error."""
+    if _DIVISORS not in file.tensors:
+        return None
+    info = file.tensors[_DIVISORS]
+    found = np.empty((1, info.shape[-1]), np.float32)
+    if info.kind in BLOCKS and info.shape == (head_dim // 2,):
+        dequantize(info.kind, file.raw(info), found, transposed=False)
+        scaling = Llama3Scaling(factor=float(found.max()), low=1.0, high=4.0, original=8192)
+        frequency = theta ** (-np.arange(head_dim // 2) / (head_dim // 2))
+        turns = scaling.original * frequency / (2 * np.pi)
+        fast = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+        if np.allclose(found[0], 1 / (fast + (1 - fast) / scaling.factor), rtol=1e-4):
+            return scaling
+    raise GgufError(
+        f"{file.path}: {_DIVISORS} is not Llama 3.1's scaling of rotations, the one supported"
     )
 
 
@@ -222,7 +247,9 @@ def _check_tensors(
     }
     found = file.tensors
     wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not expected" for name in found if name not in expected]
+    wrong += [
+        f"{name} is not expected" for name in found if name not in expected and name != _DIVISORS
+    ]
     for name, shape in expected.items():
         if name in found and found[name].shape != shape:
             wrong.append(f"{name} has shape {found[name].shape} instead of {shape}")

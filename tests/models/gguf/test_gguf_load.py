@@ -18,7 +18,7 @@ from sspjax.mesh import train_layout
 from sspjax.models.decoder import Model, init_params
 from sspjax.models.gguf.file import GgufError, open_gguf
 from sspjax.models.gguf.load import decoder_config_from_gguf, load_params
-from sspjax.models.presets import DecoderConfig
+from sspjax.models.presets import DecoderConfig, Llama3Scaling
 
 TINY = Tiny()
 ONE = train_layout(MeshConfig(), jax.devices()[:1])
@@ -120,7 +120,37 @@ def test_the_shape_is_read_from_the_metadata(path, tensors):
         qkv_bias=False,
         qk_norm=False,
         tied=False,
+        context=512,
+        rope_scaling=None,
     )
+
+
+def llama3_divisors(theta: float, head_dim: int, factor: float) -> np.ndarray:
+    """By wavelength, as Llama 3.1's report has it: long waves wholly, short ones not at all."""
+    divisors = []
+    for i in range(head_dim // 2):
+        wave = 2 * np.pi * theta ** (2 * i / head_dim)
+        if wave < 8192 / 4:
+            divisors.append(1.0)
+        elif wave > 8192:
+            divisors.append(factor)
+        else:
+            smooth = (8192 / wave - 1) / (4 - 1)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+def test_llama_3s_rotations_are_recognised(path, tensors):
+    tensors["rope_freqs.weight"] = llama3_divisors(5e5, TINY.head_dim, 32.0)
+    assert len(set(tensors["rope_freqs.weight"].tolist())) > 1
+    write(path, TINY, tensors)
+    scaling = Llama3Scaling(factor=32.0, low=1.0, high=4.0, original=8192)
+    assert decoder_config_from_gguf(path).rope_scaling == scaling
+    assert load(path).keys() == load(path, EIGHT).keys()
+    for divisors in (tensors["rope_freqs.weight"] * 1.01, np.ones(5, np.float32)):
+        write(path, TINY, {**tensors, "rope_freqs.weight": divisors})
+        with pytest.raises(GgufError, match="rope_freqs.weight is not Llama 3.1's scaling"):
+            decoder_config_from_gguf(path)
 
 
 def test_rotations_agree_with_the_interleaved_form(path, tensors):

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import tokenizers
-from gguf_files import Tiny, write
+from gguf_files import Tiny, metadata, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_models import smollm2
@@ -45,25 +45,6 @@ def folder_spec(pre: str) -> dict:
     if pre != "qwen2":
         spec["normalizer"] = None
     return spec
-
-
-def metadata(spec: dict, pre: str) -> dict:
-    """What a converter writes: 3 for control tokens, 4 for other additions, 1 for the rest."""
-    added = {token["content"]: token for token in spec["added_tokens"]}
-    ids = {**spec["model"]["vocab"], **{name: token["id"] for name, token in added.items()}}
-    tokens = sorted(ids, key=lambda token: ids[token])
-    assert [ids[token] for token in tokens] == list(range(len(ids)))
-    kinds = [1 if t not in added else 3 if added[t]["special"] else 4 for t in tokens]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": [" ".join(merge) for merge in spec["model"]["merges"]],
-        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
-        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
-        "tokenizer.chat_template": "{{ messages }}",
-    }
 
 
 @pytest.fixture

@@ -100,3 +100,22 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def metadata(spec: dict, pre: str) -> dict:
+    """What a converter writes: 3 for control tokens, 4 for other additions, 1 for the rest."""
+    added = {token["content"]: token for token in spec["added_tokens"]}
+    ids = {**spec["model"]["vocab"], **{name: token["id"] for name, token in added.items()}}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    assert [ids[token] for token in tokens] == list(range(len(ids)))
+    kinds = [1 if t not in added else 3 if added[t]["special"] else 4 for t in tokens]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in spec["model"]["merges"]],
+        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
+        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
+        "tokenizer.chat_template": "{{ messages }}",
+    }
