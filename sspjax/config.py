@@ -214,6 +214,14 @@ class VerifyConfig:
     """Readings under different noise; all must be right."""
     counterfactual: bool = False
     """Also require that the noise alone does not give the answer."""
+    grounded: bool = False
+    """The question must name, verbatim, the title of a passage that its proposer was shown."""
+    fluency_quantile: float = 0.0
+    """Reject a question whose least likely token the frozen start model finds less likely than this
+    quantile of the warm start's own demonstrations (0: off)."""
+    consensus: bool = False
+    """After the solvers: reject a question that nobody solved and on whose answer half of those
+    that searched agree."""
     prompt_tokens: int = 4096
     """Budget of the reader's prompt: noise goes first, own evidence is never cut."""
     answer_tokens: int = 70
@@ -568,6 +576,7 @@ SHARES = (
     "judge.max_failures",
     "proposer.top_p",
     "solver.top_p",
+    "verify.fluency_quantile",
     "shortfall.keep",
     "shortfall.max_success",
     "learner.b1",
@@ -743,6 +752,11 @@ def _cross_check(c: RunConfig) -> None:
             f"config.warm_start: proposer_share and reader_share add up to {shares}, which leaves "
             "no room for the solver; at most 1 together",
         )
+    need(
+        c.verify.fluency_quantile == 0 or c.warm_start.steps > 0,
+        f"config.verify.fluency_quantile={c.verify.fluency_quantile}: its threshold comes from the "
+        "warm start's demonstrations; set warm_start.steps, or 0 to do without",
+    )
     need(
         c.world.kind == "miniwiki" or bool(c.seeds.path),
         "config.seeds.path='': an answers file is needed where world.kind=none",

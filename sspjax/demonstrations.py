@@ -273,6 +273,16 @@ def demonstrations(
     return [next(stream) for _ in range(config.batch)]
 
 
+def proposer_demonstrations(
+    scripts: Sequence[Script], config: WarmStartConfig, count: int, seed: int
+) -> list[Trajectory]:
+    """`count` proposer demonstrations that no warm-start step has shown; depends on `seed` only."""
+    rng = random.Random(f"{seed}/proposer demonstrations")
+    proposers = dataclasses.replace(config, proposer_share=1.0, reader_share=0.0)
+    stream = _stream(scripts, proposers, False, rng)
+    return [next(stream) for _ in range(count)]
+
+
 def turn_weight(config: WarmStartConfig) -> Callable[[Turn], float]:
     """Loss weight of a turn's tokens: 1 where the agent speaks, less where a tool does."""
     return lambda turn: config.observation_weight if turn.act is Act.NONE else 1.0

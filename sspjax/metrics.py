@@ -326,15 +326,34 @@ def truth_metrics(oracle: Oracle, proposals: Sequence[Proposal]) -> dict[str, fl
     `selfplay/oracle_correct_rate` is the true share of the questions every gate accepted,
     `selfplay/oracle_count` their number; `selfplay/oracle_verified_rate` is the share among those
     that passed verification, rejected by the consensus gate or not. A rate of nothing is left out.
+
+    `selfplay/oracle_{true,false}_read` count the questions that verification decided on (its errors
+    left out), `selfplay/oracle_{true,false}_accepted` those of them that it passed: their ratios
+    are how well the reader tells true from false.
     """
-    accepted = [oracle.correct(p.question) for p in proposals if p.question and p.reason is None]
-    outvoted = [
-        oracle.correct(p.question) for p in proposals if p.question and p.reason is Reason.CONSENSUS
-    ]
-    verified = accepted + outvoted
+    truths: dict[Reason | None, list[bool]] = {reason: [] for reason in (*_PASSED, *_REFUSED)}
+    for proposal in proposals:
+        if proposal.question is not None and proposal.reason in truths:
+            truths[proposal.reason].append(oracle.correct(proposal.question))
+    accepted = truths[None]
+    verified = [true for reason in _PASSED for true in truths[reason]]
+    read = verified + [true for reason in _REFUSED for true in truths[reason]]
     rates = {"selfplay/oracle_correct_rate": accepted, "selfplay/oracle_verified_rate": verified}
-    row = {name: sum(truths) / len(truths) for name, truths in rates.items() if truths}
-    return row | {"selfplay/oracle_count": len(accepted)}
+    row = {name: sum(true) / len(true) for name, true in rates.items() if true}
+    return row | {
+        "selfplay/oracle_count": len(accepted),
+        "selfplay/oracle_true_read": read.count(True),
+        "selfplay/oracle_true_accepted": verified.count(True),
+        "selfplay/oracle_false_read": read.count(False),
+        "selfplay/oracle_false_accepted": verified.count(False),
+    }
+
+
+_PASSED = (None, Reason.CONSENSUS)
+"""What became of the questions that passed verification."""
+
+_REFUSED = (Reason.VERIFY_WRONG, Reason.COUNTERFACTUAL)
+"""Why verification rejects a question that could be read."""
 
 
 # The terminal -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from sspjax.data.answers import read_answers
 from sspjax.data.miniwiki import make_world, write_world
 from sspjax.errors import UserError
 from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
+from sspjax.fluency import demonstrated, least_logprobs
 from sspjax.learner.advantages import ADVANTAGES, Scores
 from sspjax.mesh import Layout, train_layout
 from sspjax.metrics import (
@@ -59,6 +61,7 @@ from sspjax.rollout.tokenizer import Tokenizer, load_tokenizer
 from sspjax.self_play.board import SHORTFALL, Board, substituted
 from sspjax.self_play.counts import step_counts
 from sspjax.self_play.filters import first_failure
+from sspjax.self_play.gates import after_solving, before_reading, fluency_threshold
 from sspjax.self_play.judge import JUDGES, Judge, judge_groups
 from sspjax.self_play.memory import host_state_from_json, host_state_to_json
 from sspjax.self_play.questions import parse_question
@@ -101,7 +104,9 @@ class Game:
     players: Players
     trainer: Trainer
     reference: Mapping[str, Params]
-    """Frozen start of every policy that has a KL term."""
+    """Frozen start of every policy, for the KL term and the fluency gate; empty without both."""
+    fluency_threshold: float
+    """Lowest log-probability that passes the fluency gate; -inf where it is off."""
     timers: Timers
 
 
@@ -123,22 +128,23 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
     c, players, time = game.config, game.players, game.timers.measure
     randomness = (c.seed, host.attempt, step)
 
-    # 1 to 5. Questions that passed every check, and those that did not.
+    # 1 to 6. Questions that passed every check, and those that did not.
     with time("gen/proposer"):
         players.load(state, step)
     asked = ask(game, host.seed_cursor, randomness)
 
-    # 6. The board: rejected places are filled from replay, or stay empty.
+    # 7. The board: rejected places are filled from replay, or stay empty.
     fill = SHORTFALL[c.shortfall.strategy]
     board: Board = fill(asked.proposals, host.replay, stream(randomness, "board"), c.shortfall)
 
-    # 7 to 10. The board is played, paid and learnt from; again where there are mini-epochs.
+    # 8 to 12. The board is played, paid and learnt from; again where there are mini-epochs.
     round = play_round(game, state, asked, board, randomness, step)
     for again in range(1, c.learner.mini_epochs):
         players.load(round.state, step)
         round = play_round(game, round.state, asked, board, randomness, step, f"/again{again}")
 
-    # 11. What the host remembers.
+    # 13. What the host remembers.
+    board = board.after(round.proposals)
     duplicates = c.shortfall.duplicates
     lasting = board.asked(round.groups) if duplicates else board.new(round.groups)
     replay = after_step(
@@ -149,7 +155,7 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
         first_clear=c.shortfall.first_clear,
     )
     counts = step_counts(
-        proposals=asked.proposals,
+        proposals=round.proposals,
         discarded=asked.discarded,
         verification=asked.counts,
         board=board,
@@ -160,7 +166,7 @@ def self_play_step(game: Game, state: TrainState, host: HostState, step: int) ->
     return StepResult(
         state=round.state,
         host=dataclasses.replace(host, seed_cursor=asked.cursor, replay=replay),
-        proposals=(*asked.proposals, *asked.discarded),
+        proposals=(*round.proposals, *asked.discarded),
         readings=asked.readings,
         groups=round.groups,
         examples=round.examples,
@@ -173,6 +179,8 @@ class Round:
     """What the solvers made of a board, and what was learnt from it."""
 
     state: TrainState
+    proposals: tuple[Proposal, ...]
+    """Those that came in; the solvers may have outvoted some."""
     groups: tuple[Group, ...]
     proposer_rewards: tuple[Reward, ...]
     solver_rewards: list[tuple[Reward, ...]]
@@ -189,11 +197,11 @@ def play_round(
     step: int,
     again: str = "",
 ) -> Round:
-    """Steps 7 to 10; `again` is appended to the groups' names. Donates `state`."""
+    """Steps 8 to 12; `again` is appended to the groups' names. Donates `state`."""
     c, players, time = game.config, game.players, game.timers.measure
     proposals, judge = asked.proposals, JUDGES[c.judge.kind]
 
-    # 7. Every question on the board is played by a group of solvers, and 8. judged.
+    # 8. Every question on the board is played by a group of solvers, and 9. judged.
     with time("gen/solver"):
         n = c.solver.group_size
         prompts = [p for q in board.questions for p in [solve(game, q, again)] * n]
@@ -204,7 +212,11 @@ def play_round(
         groups = judge_groups(board.questions, tries, judge)
     refuse_failures(c, step, asked.trajectories, groups)
 
-    # 9. Rewards, and advantages within groups.
+    # 10. The last gate: solvers who all miss the answer and agree on another outvote the question.
+    if c.verify.consensus:
+        proposals = after_solving(proposals, groups)
+
+    # 11. Rewards, and advantages within groups.
     proposer_rewards = reward_proposals(proposals, groups, c.proposer)
     solver_rewards = [reward_rollouts(g, c.solver.rewards) for g in groups]
     played = {
@@ -218,11 +230,12 @@ def play_round(
         Role.SOLVER: credit(c.solver, played[Role.SOLVER], greedy),
     }
 
-    # 10. Pack and update: both roles, every policy, one compiled program.
+    # 12. Pack and update: both roles, every policy, one compiled program.
     with time("update_actor"):
         state, row = game.trainer.update(state, examples, game.reference, step)
     return Round(
         state=state,
+        proposals=proposals,
         groups=groups,
         proposer_rewards=proposer_rewards,
         solver_rewards=solver_rewards,
@@ -275,7 +288,7 @@ def ask(game: Game, cursor: int, randomness: Sequence[object]) -> Asked:
 
 
 def one_try(game: Game, cursor: int, count: int, randomness: Sequence[object], name: str) -> Asked:
-    """Steps 1 to 5 for the next `count` seeds; `name` is appended to theirs."""
+    """Steps 1 to 6 for the next `count` seeds; `name` is appended to theirs."""
     c, players, time = game.config, game.players, game.timers.measure
 
     # 1. Seeds: known answers.
@@ -290,7 +303,16 @@ def one_try(game: Game, cursor: int, count: int, randomness: Sequence[object], n
     # 3. Its question, and 4. the rule filters: cheapest first, one reason.
     proposals = [examined(game, draft) for draft in drafts]
 
-    # 5. Verification: answerable from the proposer's own evidence, hidden among noise.
+    # 5. Gates: it names what its proposer was shown, in words that the frozen start would use.
+    with time("gates"):
+        proposals = before_reading(
+            proposals,
+            c.verify,
+            fluency=lambda asked: least_likely(game, asked),
+            threshold=game.fluency_threshold,
+        )
+
+    # 6. Verification: answerable from the proposer's own evidence, hidden among noise.
     with time("gen/verify"):
         verification = verify(
             proposals,
@@ -375,6 +397,12 @@ def read(game: Game, question: Question, documents: Sequence[Document], group: s
 
 
 UNLIMITED = 1 << 40
+
+
+def least_likely(game: Game, asked: Sequence[Trajectory]) -> list[float]:
+    """What the frozen start makes of each question: see `gates.Fluency`."""
+    params = game.reference[game.config.proposer.policy]
+    return least_logprobs(game.trainer, params, game.tokenizer, asked)
 
 
 def examined(game: Game, draft: Trajectory) -> Proposal:
@@ -621,13 +649,15 @@ def learn(setup: Setup, console: rich.console.Console) -> None:
     checkpoints = Checkpoints(setup.workdir.checkpoints("self_play"), config.checkpoint.keep)
     with checkpoints, CompileCounter() as compiles:
         state, host, step = start_or_resume(setup, checkpoints, console)
+        reference, threshold = own_reference(setup, state)
         game = Game(
             config=config,
             seeds=seeds,
             tokenizer=setup.tokenizer,
             players=setup.players,
             trainer=setup.trainer,
-            reference=own_reference(setup, state),
+            reference=reference,
+            fluency_threshold=threshold,
             timers=Timers(),
         )
         self_play(game, setup, state, host, step, questions, checkpoints, compiles, console)
@@ -660,16 +690,32 @@ def start_or_resume(
     return state, HostState(), 0
 
 
-def own_reference(setup: Setup, state: TrainState) -> dict[str, Params]:
-    """The frozen start of every policy, saved once; none where there is no KL term."""
-    if not setup.trainer.needs_reference:
-        return {}
+def own_reference(setup: Setup, state: TrainState) -> tuple[dict[str, Params], float]:
+    """The frozen start of every policy, and the fluency threshold it sets (-inf: none).
+
+    Both are saved once, and nothing is where neither KL nor the gate asks for it. What is kept are
+    the demonstrations' numbers, so that another quantile needs no other measurement.
+    """
+    config, trainer = setup.config, setup.trainer
+    if not trainer.needs_reference:
+        return {}, -math.inf
     with Checkpoints(setup.workdir.checkpoints("reference"), 1) as saved:
-        if saved.latest() is not None:
-            return saved.restore(0, setup.trainer.abstract_reference())[0]
-        reference = setup.trainer.reference(state)
-        saved.save(0, reference, {})
-    return reference
+        latest = saved.latest()
+        if latest is None:
+            reference, known = trainer.reference(state), {}
+        else:
+            reference, known = saved.restore(latest, trainer.abstract_reference())
+        host, quantile = known, config.verify.fluency_quantile
+        if quantile > 0 and "fluency" not in known:
+            start = reference[config.proposer.policy]
+            host = {**known, "fluency": demonstrated(config, trainer, start, setup.tokenizer)}
+        if latest is None or host is not known:
+            saved.save(0 if latest is None else latest + 1, reference, host)
+    if quantile == 0:
+        return reference, -math.inf
+    threshold = fluency_threshold(host["fluency"], quantile)
+    log.info("questions with a token below log-probability %.3f are not fluent", threshold)
+    return reference, threshold
 
 
 def self_play(

@@ -16,7 +16,13 @@ from sspjax.islands import sharded
 from sspjax.learner.divergence import divergences, numbered
 from sspjax.learner.loss import PolicyModel
 from sspjax.learner.optimizer import learning_rates, make_optimizer, updated_roles
-from sspjax.learner.pack import pack, pack_demonstrations, role_spans, update_shape
+from sspjax.learner.pack import (
+    pack,
+    pack_demonstrations,
+    pack_unweighted,
+    role_spans,
+    update_shape,
+)
 from sspjax.learner.scoring import make_reference_logprobs
 from sspjax.learner.state import (
     init_state,
@@ -83,8 +89,9 @@ class Trainer:
 
     @property
     def needs_reference(self) -> bool:
-        """A policy without KL holds no reference."""
-        return self.config.learner.kl > 0 or self.config.learner.kl_reward > 0
+        """A run without KL and without a fluency gate holds no reference."""
+        c = self.config
+        return c.learner.kl > 0 or c.learner.kl_reward > 0 or c.verify.fluency_quantile > 0
 
     def start(self) -> TrainState:
         """Every policy at step 0: the given weights, or random parameters, made sharded.
@@ -173,6 +180,28 @@ class Trainer:
             for (role, i), value in zip(places, sums, strict=True):
                 found[role][i] = value
         return found
+
+    def score(
+        self, params: Params, trajectories: Sequence[Trajectory], *, policy: str
+    ) -> list[np.ndarray]:
+        """Log-probability of every response token, f32[response length] each, in every process.
+
+        By the program that scores a policy's update batch under its frozen start, at the
+        temperature of the trajectory's role; it runs at least once, so that it is compiled in the
+        first step whatever there is to score.
+
+        Args:
+          params: in the form of a policy's `reference`.
+          trajectories: of any number; the same in every process.
+          policy: whose batch shape to use.
+        """
+        scored: dict[int, np.ndarray] = {}
+        for packed in pack_unweighted(trajectories, self._shapes[policy]):
+            batch = self._reference(params, self._placed(packed.batch), self._constants)
+            logprobs = np.asarray(self._whole(batch.reference_logprob))
+            for i, place in packed.places.items():
+                scored[i] = logprobs[place.micro_batch, place.row, place.start : place.stop]
+        return [scored[i] for i in range(len(trajectories))]
 
     def teach(
         self, state: TrainState, demonstrations: Sequence[Trajectory], rate: float

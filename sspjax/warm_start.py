@@ -64,7 +64,7 @@ def run(
             state = trainer.start()
         writer = MetricsWriter(workdir.root, "warm_start", active=processes.is_main())
         writer.cut(done)
-        scripts = _scripts(config, tokenizer) if done < warm.steps else []
+        scripts = world_scripts(config, tokenizer) if done < warm.steps else []
         progress = Progress("warm start", warm.steps, console=console, done=done, every=10)
         for step in range(done + 1, warm.steps + 1):
             batch = demonstrations(scripts, warm, step, config.seed)
@@ -88,7 +88,8 @@ def rate(warm: WarmStartConfig, step: int) -> float:
     return warm.learning_rate * min(1.0, step / 20) * shape
 
 
-def _scripts(config: RunConfig, tokenizer: Tokenizer) -> list[Script]:
+def world_scripts(config: RunConfig, tokenizer: Tokenizer) -> list[Script]:
+    """What can be demonstrated in each training world."""
     return [
         Script(
             world=world,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sspjax.config import RoleConfig, RunConfig
-from sspjax.types import Example, Role, Trajectory, Turn, UpdateBatch, noun
+from sspjax.types import Example, Role, Trajectory, Turn, UpdateBatch, noun, record
 
 
 @noun
@@ -240,6 +240,67 @@ def pack_demonstrations(
     return _fill([kept, *[[] for _ in range(shape.minibatches - 1)]], shape)
 
 
+@noun
+class Place:
+    """Where a trajectory's response lies in a batch's [M, R, L] fields."""
+
+    micro_batch: int
+    row: int
+    start: int
+    stop: int
+
+
+@record
+class Unweighted:
+    """A batch that nothing is learnt from, and where to find what it holds."""
+
+    batch: UpdateBatch
+    places: Mapping[int, Place]
+    """By the trajectory's index."""
+
+
+def pack_unweighted(
+    trajectories: Sequence[Trajectory], shape: UpdateShape
+) -> tuple[Unweighted, ...]:
+    """Trajectories to be scored, in as many batches of `shape` as they need, and one at least.
+
+    Each is in one batch. All weights and advantages are 0.
+
+    Raises ValueError for a trajectory that does not fit a row or has no prompt.
+    """
+    nothing = [np.zeros(len(t.token_ids)) for t in trajectories]
+    segments = [Segment(t, n, n, 0.0) for t, n in zip(trajectories, nothing, strict=True)]
+    for segment in segments:
+        _check(segment, shape)
+    rows = _first_fit_decreasing([s.tokens for s in segments], shape.length)
+    full = shape.micro_batches * shape.rows
+    return tuple(
+        _unweighted(segments, rows[first : first + full], shape)
+        for first in range(0, max(1, len(rows)), full)
+    )
+
+
+def _unweighted(
+    segments: Sequence[Segment], rows: Sequence[Sequence[int]], shape: UpdateShape
+) -> Unweighted:
+    """One batch of the `segments` whose indices are in `rows`."""
+    places: dict[int, Place] = {}
+    for r, row in enumerate(rows):
+        stop = 0
+        for i in row:
+            stop += segments[i].tokens
+            places[i] = Place(
+                micro_batch=r // shape.rows,
+                row=r % shape.rows,
+                start=stop - len(segments[i].loss_weight),
+                stop=stop,
+            )
+    used = math.ceil(len(rows) / shape.rows)
+    filled = [[segments[i] for i in row] for row in rows]
+    batch = _written(filled, [used] * shape.minibatches, shape)
+    return Unweighted(batch=batch, places=places)
+
+
 def _split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
     """Cuts a role's examples into `parts` runs of whole groups; the first ones get the rest."""
     groups: dict[str, list[Example]] = {}
@@ -311,6 +372,12 @@ def _fill(minibatches: Sequence[Sequence[Segment]], shape: UpdateShape) -> Updat
             f"{micro_stop[-1]}; more or longer examples than the config's batch, group sizes and "
             "token budgets allow"
         )
+    return _written(rows, micro_stop, shape)
+
+
+def _written(
+    rows: Sequence[Sequence[Segment]], micro_stop: Sequence[int], shape: UpdateShape
+) -> UpdateBatch:
     arrays = _empty(shape)
     flat = {name: a.reshape(-1, shape.length) for name, a in arrays.items()}
     for r, row in enumerate(rows):

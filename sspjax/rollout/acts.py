@@ -14,7 +14,9 @@ The rules are those of the reference implementation where it has some, and state
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+import numpy as np
 
 from sspjax.rollout.stop import STOP_TAGS
 from sspjax.types import Act
@@ -35,3 +37,24 @@ def parse_act(text: str, allowed: Collection[Act]) -> tuple[Act, str]:
     if start < 0:
         return Act.NONE, ""
     return act, text[start + len(opening) : ends[act]].strip()
+
+
+def act_tokens(pieces: Sequence[bytes], act: Act) -> slice:
+    """Which tokens of a turn that `parse_act` reads as `act` write its argument and closing tag.
+
+    `pieces[i]` is what token i stands for. Found over bytes, since a tag has no tokens of its own:
+    from the end of the opening tag to the end of the closing one. A token that lies across either
+    end is among them, one without bytes is where it stands.
+
+    Raises ValueError where the turn has no such act.
+    """
+    text = b"".join(pieces)
+    opening, closing = f"<{act.value}>".encode(), STOP_TAGS[act].encode()
+    end = text.find(closing)
+    start = text.rfind(opening, 0, max(end, 0))
+    if start < 0:
+        raise ValueError(f"expected a turn with {opening!r} before {closing!r}, got {text!r}")
+    ends = np.cumsum([len(piece) for piece in pieces])
+    start, end = start + len(opening), end + len(closing)
+    opened, closed = np.searchsorted(ends, [start, end])
+    return slice(int(opened + (ends[opened] == start)), int(closed) + 1)

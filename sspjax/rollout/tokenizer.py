@@ -100,12 +100,16 @@ class Tokenizer:
         """Ids of plain text. No id of `special_ids` comes out, whatever the text says."""
         return list(self._encode(text))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; control tokens, and ids past the vocabulary (padding of a model's
-        embedding), have none. Bytes that are not UTF-8 become U+FFFD.
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """What each id stands for; b"" for control tokens, and for ids past the vocabulary (padding
+        of a model's embedding).
         """
         table, size = self.token_bytes, self.vocab_size
-        return b"".join(table[i] for i in ids if 0 <= i < size).decode("utf-8", "replace")
+        return [table[i] if 0 <= i < size else b"" for i in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, all `pieces` together. Bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.pieces(ids)).decode("utf-8", "replace")
 
     def special(self, name: str) -> int:
         """Id of a control token, for layouts. Raises TokenizerError when there is none."""

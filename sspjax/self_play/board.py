@@ -19,6 +19,8 @@ class Origin(enum.Enum):
     """Where a slot's question comes from."""
 
     NEW = "new"
+    OUTVOTED = "outvoted"
+    """New as well, and rejected for how it was played: from then on it is neither."""
     REPLAYED = "replayed"
     DUMMY = "dummy"
     EMPTY = "empty"
@@ -46,6 +48,17 @@ class Board:
     def count(self, origin: Origin) -> int:
         """Slots of that origin."""
         return sum(s.origin is origin for s in self.slots)
+
+    def after(self, proposals: Sequence[Proposal]) -> Board:
+        """The board once it was played: new questions whose proposal is now rejected are OUTVOTED."""
+        return Board(
+            slots=tuple(
+                dataclasses.replace(s, origin=Origin.OUTVOTED)
+                if s.origin is Origin.NEW and not p.accepted
+                else s
+                for s, p in zip(self.slots, proposals, strict=True)
+            )
+        )
 
     def new(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """Those of `groups` whose question is new in this step."""

@@ -24,12 +24,15 @@ REASONS = (
     Reason.TOO_LONG,
     Reason.LEAK,
     Reason.SEARCHED_ANSWER,
+    Reason.NOT_GROUNDED,
+    Reason.NOT_FLUENT,
     Reason.VERIFY_WRONG,
     Reason.VERIFY_TOO_LONG,
     Reason.VERIFY_ERROR,
     Reason.COUNTERFACTUAL,
+    Reason.CONSENSUS,
 )
-"""Every reason the filters and the verification can give: one metric each, every step."""
+"""Every reason filters, gates and verification can give: one metric each, every step."""
 
 
 def step_counts(
