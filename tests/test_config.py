@@ -101,6 +101,10 @@ def test_a_share_is_at_most_one(key):
         (("retrieval.url=http://a",), "retrieval.url=http://a: searching over HTTP is not supp"),
         (("world.kind=none", "seeds.path=a", "retrieval.index=b"), "retrieval.corpus='': passages"),
         (
+            ("verify.fluency_quantile=0.05",),
+            "verify.fluency_quantile=0.05: its threshold comes from the warm start's demonstr",
+        ),
+        (
             ("warm_start.steps=1", "warm_start.worlds=1", "warm_start.proposer_share=0.75"),
             "proposer_share and reader_share add up to 1.25",
         ),

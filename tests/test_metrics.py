@@ -312,26 +312,46 @@ def test_truth_is_counted_behind_every_gate_and_behind_verification():
         proposal("c"),
         proposal("d", Reason.CONSENSUS),
         proposal("e", Reason.VERIFY_WRONG),
+        proposal("f", Reason.VERIFY_WRONG),
+        proposal("g", Reason.COUNTERFACTUAL),
+        # Neither read nor decided on: nothing of these is counted.
+        proposal("h", Reason.VERIFY_ERROR),
+        proposal("i", Reason.VERIFY_TOO_LONG),
+        proposal("j", Reason.NOT_FLUENT),
+        proposal("k", Reason.NOT_GROUNDED),
         Proposal(
-            trajectory=trajectory("f", Role.PROPOSER, SEED),
+            trajectory=trajectory("l", Role.PROPOSER, SEED),
             question=None,
             reason=Reason.NO_QUESTION,
         ),
     ]
-    assert metrics.truth_metrics(TrueAnswers("a", "b", "e"), proposals) == {
+    oracle = TrueAnswers("a", "b", "e", "h", "i", "j", "k")
+    assert metrics.truth_metrics(oracle, proposals) == {
         "selfplay/oracle_correct_rate": 2 / 3,
         "selfplay/oracle_verified_rate": 2 / 4,
         "selfplay/oracle_count": 3,
+        # a, b of a, b, e are believed; c, d of c, d, f, g.
+        "selfplay/oracle_true_read": 3,
+        "selfplay/oracle_true_accepted": 2,
+        "selfplay/oracle_false_read": 4,
+        "selfplay/oracle_false_accepted": 2,
     }
 
 
 def test_no_question_has_no_rate():
-    assert metrics.truth_metrics(TrueAnswers(), [proposal("a", Reason.LEAK)]) == {
-        "selfplay/oracle_count": 0
-    }
-    assert metrics.truth_metrics(TrueAnswers(), [proposal("a", Reason.CONSENSUS)]) == {
-        "selfplay/oracle_verified_rate": 0.0,
+    none = {
         "selfplay/oracle_count": 0,
+        "selfplay/oracle_true_read": 0,
+        "selfplay/oracle_true_accepted": 0,
+        "selfplay/oracle_false_read": 0,
+        "selfplay/oracle_false_accepted": 0,
+    }
+    assert metrics.truth_metrics(TrueAnswers(), [proposal("a", Reason.LEAK)]) == none
+    assert metrics.truth_metrics(TrueAnswers(), [proposal("a", Reason.CONSENSUS)]) == {
+        **none,
+        "selfplay/oracle_verified_rate": 0.0,
+        "selfplay/oracle_false_read": 1,
+        "selfplay/oracle_false_accepted": 1,
     }
 
 

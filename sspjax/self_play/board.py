@@ -50,7 +50,7 @@ class Board:
         return sum(s.origin is origin for s in self.slots)
 
     def after(self, proposals: Sequence[Proposal]) -> Board:
-        """The board once it was played: new questions whose proposal is now rejected are OUTVOTED."""
+        """The board once it is played: new questions that are rejected by now are OUTVOTED."""
         return Board(
             slots=tuple(
                 dataclasses.replace(s, origin=Origin.OUTVOTED)

@@ -15,6 +15,7 @@ from sspjax.learner.pack import (
     UpdateShape,
     pack,
     pack_demonstrations,
+    pack_unweighted,
     role_spans,
     update_shape,
 )
@@ -315,6 +316,53 @@ def test_demonstrations_without_weight_are_nothing():
         [demonstration(rng())], update_shape(toy_config(), "policy"), turn_weight=lambda t: 0.0
     )
     assert batch.micro_stop.tolist() == [0, 0, 0]
+
+
+# To be scored ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8)), max_size=40))
+def test_what_is_to_be_scored_is_found_again(lengths):
+    """Every trajectory whole, once, in a segment of its own; nothing of it has weight."""
+    r = rng()
+    shape = UpdateShape(
+        micro_batches=2, rows=3, length=12, minibatches=2, spans=role_spans(toy_config(), "policy")
+    )
+    made = [trajectory(r, Role.PROPOSER, "g", p, (n,) if n else ()) for p, n in lengths]
+    packed = pack_unweighted(made, shape)
+    assert len(packed) >= 1
+    assert sorted(i for p in packed for i in p.places) == list(range(len(made)))
+    for p in packed:
+        batch = p.batch
+        assert batch.tokens.shape == (2, 3, 12)
+        for name in ("loss_weight", "kl_weight", "advantage"):
+            assert not vars(batch)[name].any()
+        used = {place.micro_batch for place in p.places.values()}
+        assert batch.micro_stop.tolist() == [max(used, default=-1) + 1] * 2
+        for i, place in p.places.items():
+            first = place.start - lengths[i][0]
+            own = (place.micro_batch, place.row, slice(first, place.stop))
+            whole = np.concatenate([made[i].prompt.token_ids, made[i].token_ids])
+            assert batch.tokens[own].tolist() == whole.tolist()
+            assert batch.positions[own].tolist() == list(range(len(whole)))
+            (segment,) = set(batch.segments[own].tolist())
+            row = batch.segments[place.micro_batch, place.row]
+            assert np.sum(row == segment) == len(whole)
+            assert set(batch.role[own].tolist()) == {Role.PROPOSER.value}
+    assert sum(int((p.batch.segments > 0).sum()) for p in packed) == sum(p + n for p, n in lengths)
+
+
+def test_more_than_one_shape_holds_takes_more_batches():
+    shape = UpdateShape(
+        micro_batches=2, rows=3, length=12, minibatches=1, spans=role_spans(toy_config(), "policy")
+    )
+    whole = [trajectory(rng(), prompt=4, turns=(8,)) for _ in range(13)]
+    packed = pack_unweighted(whole, shape)
+    assert [len(p.places) for p in packed] == [6, 6, 1]
+    assert [p.batch.micro_stop.tolist() for p in packed] == [[2], [2], [1]]
+    (empty,) = pack_unweighted([], shape)
+    assert (empty.places, empty.batch.micro_stop.tolist()) == ({}, [0])
 
 
 # Refusals ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import trained
 
-from sspjax.rollout.acts import parse_act
+from sspjax.rollout.acts import act_tokens, parse_act
 from sspjax.rollout.stop import START, STOP_TAGS, build_automaton
 from sspjax.types import Act
 
@@ -94,3 +94,59 @@ def test_the_tag_that_stops_the_turn_is_the_one_that_is_parsed(pieces, allowed):
         assert act is Act.NONE
     else:
         assert act is (stopped_by if f"<{stopped_by.value}>" in text else Act.NONE)
+
+
+# The tokens of an act ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "own"),
+    [
+        # One token for each tag; the opening tag is not among them, the closing one is.
+        ("<question>|Who|?|</question>", "Who|?|</question>"),
+        ("<|question|>| Who|?| </|question|>|\n", " Who|?| </|question|>"),
+        ("so |<question>|a|</question>", "a|</question>"),
+        # A token that lies across an end counts whole.
+        ("<question|>Who|?|</|question|>.", ">Who|?|</|question|>."),
+        ("<question>Who?</question>", "<question>Who?</question>"),
+        # The last opening tag before the first closing one.
+        ("<question>|a|<question>|b|</question>|<question>|c|</question>", "b|</question>"),
+        # A search is thought about and not made; what is asked is what counts.
+        ("<search>|x|<question>|b|</question>", "b|</question>"),
+        ("<question>|</question>", "</question>"),
+        # Control tokens have no bytes; they count where they stand inside the question.
+        ("|<question>||a||</question>|", "|a||</question>"),
+    ],
+)
+def test_tokens_of_a_question(pieces, own):
+    pieces = [p.encode() for p in pieces.split("|")]
+    expected = [p.encode() for p in own.split("|")]
+    assert pieces[act_tokens(pieces, Act.QUESTION)] == expected
+
+
+def test_letters_of_several_tokens():
+    """Where a letter's bytes are spread over tokens, and where they are none."""
+    letter = "\u6771".encode()
+    pieces = [b"<question>", letter[:1], letter[1:], b"\xff", b"</question>", b"\n"]
+    assert act_tokens(pieces, Act.QUESTION) == slice(1, 5)
+
+
+@pytest.mark.parametrize("text", ["", "<question>a", "a</question>", "</question><question>"])
+def test_tokens_of_what_is_no_question(text):
+    with pytest.raises(ValueError, match="expected a turn with b'<question>' before"):
+        act_tokens([text.encode()], Act.QUESTION)
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(
+    st.lists(st.sampled_from(["<question>", " who", " Tormoor", "?", "</question>"]), max_size=9)
+)
+def test_tokens_and_argument_agree(parts):
+    """Without the closing tag, and without the end of an opening tag that shares a token."""
+    ids = trained().encode("".join(parts))
+    act, argument = parse_act("".join(parts), PROPOSER)
+    if act is Act.QUESTION:
+        own = trained().decode(ids[act_tokens(trained().pieces(ids), Act.QUESTION)])
+        before, closing, _ = own.partition("</question>")
+        assert closing
+        assert before.rpartition("<question>")[2].lstrip(">").strip() == argument

@@ -1,3 +1,4 @@
+import dataclasses
 import random
 
 from builders import group, proposal, question
@@ -42,7 +43,7 @@ def test_rejected_slots_are_refilled():
 def test_slots_stay_empty_when_the_store_is():
     board = fill(mixed(), [stored("a")])
     assert sorted(o.value for o in origins(board)) == ["empty", "new", "new", "replayed"]
-    assert [board.count(o) for o in Origin] == [2, 1, 0, 1]
+    assert [board.count(o) for o in Origin] == [2, 0, 1, 0, 1]
     assert origins(fill(mixed())) == [Origin.NEW, Origin.EMPTY, Origin.NEW, Origin.EMPTY]
 
 
@@ -126,4 +127,20 @@ def test_new_groups_are_those_of_new_slots():
     board = fill(mixed(), [stored("a"), stored("b")])
     groups = [group(q, ["Oslo"], [True]) for q in board.questions]
     assert [g.question.uid for g in board.new(groups)] == ["t0", "t2"]
+
+
+def test_what_was_outvoted_is_neither_new_nor_asked():
+    """It was played all the same: its group is there."""
+    proposals = mixed()
+    board = fill(proposals, [stored("a")])
+    groups = [group(q, ["Oslo"], [True]) for q in board.questions]
+    assert origins(board.after(proposals)) == origins(board)
+    proposals[0] = dataclasses.replace(proposals[0], reason=Reason.CONSENSUS)
+    after = board.after(proposals)
+    others = origins(board)[1:]
+    assert origins(after) == [Origin.OUTVOTED, *others]
+    assert after.questions == board.questions
+    assert [g.question.uid for g in after.new(groups)] == ["t2"]
+    replayed = [f"t{i}/replay" for i in (1, 3) if origins(board)[i] is Origin.REPLAYED]
+    assert sorted(g.question.uid for g in after.asked(groups)) == sorted(["t2", *replayed])
     assert board.asked(groups) == tuple(groups)

@@ -1,3 +1,4 @@
+import dataclasses
 import random
 
 import pytest
@@ -82,11 +83,28 @@ def test_a_step_by_hand():
     assert row["response_length/clip_ratio"] == 0
 
 
+def test_an_outvoted_question_was_played_but_not_accepted():
+    proposals, groups, board = step()
+    proposals[1] = dataclasses.replace(proposals[1], reason=Reason.CONSENSUS)
+    row = counted(proposals, groups, board)
+    assert row["selfplay/accepted"] == 1
+    assert row["selfplay/valid_question_rate"] == pytest.approx(1 / 5)
+    assert row["selfplay/two_search_rate"] == 1
+    assert row["selfplay/rejected/consensus"] == 1
+    assert (row["selfplay/replayed"], row["selfplay/empty"]) == (1, 2)
+    # One right of the two judged rollouts of the accepted question.
+    assert row["solver/success_rate"] == pytest.approx(1 / 2)
+    # 1/2 for the accepted one, 0 for four rejected ones; the solvers learn from it all the same.
+    assert row["proposer/reward/mean"] == pytest.approx(0.5 / 5)
+    assert row["solver/reward/mean"] == pytest.approx(3 / 6)
+
+
 def test_every_rule_has_its_metric_in_every_step():
     empty = counted([], [], SHORTFALL["drop"]([], [], random.Random(0), ShortfallConfig()))
     assert empty.keys() == counted(*step()).keys()
     assert set(empty.values()) == {0.0}
-    for name in [*FILTERS, "no_question", *(r.value for r in REASONS)]:
+    gates = ["not_grounded", "not_fluent", "consensus"]
+    for name in [*FILTERS, *gates, "no_question", *(r.value for r in REASONS)]:
         assert f"selfplay/rejected/{name}" in empty
 
 
