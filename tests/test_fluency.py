@@ -12,7 +12,7 @@ from processes import run_processes
 from test_train import assert_same_play
 
 from sspjax.checkpoint import Checkpoints
-from sspjax.demonstrations import demonstrations, proposer_demonstrations
+from sspjax.demonstrations import proposer_demonstrations
 from sspjax.fluency import DEMONSTRATIONS, question_tokens
 from sspjax.mesh import train_layout
 from sspjax.models.presets import preset
@@ -22,15 +22,15 @@ from sspjax.types import Role
 from sspjax.warm_start import training_worlds, world_scripts
 from sspjax.workdir import Workdir
 
-QUANTILE = 0.1
+QUANTILE = 0.3
 GATES = {
     "verify.grounded": True,
     "verify.fluency_quantile": QUANTILE,
     "verify.consensus": True,
     # The agent is right about nothing: a reader would leave the solvers nothing to outvote.
     "verify.reader": "none",
-    "proposer.temperature": 0.5,
-    "solver.temperature": 0.3,
+    "proposer.temperature": 0.6,
+    "solver.temperature": 0.2,
 }
 
 
@@ -39,12 +39,12 @@ def world(tmp_path_factory):
     """Settings for a world in which every gate lets some questions pass and others not.
 
     The passages are those of the world that taught the agent, three of four under the title `who`,
-    which is how half of its questions start. Half of the names are right answers to each seed.
+    which is how half of its questions start. A third of the names are right answers to each seed.
     """
     folder = tmp_path_factory.mktemp("world")
     (taught,) = training_worlds(config({}))
     names = [name for entity in taught.graph.entities.values() for name in entity.names]
-    seeds = [{"answer": a, "aliases": names[i % 2 :: 2], "hops": 1} for i, a in enumerate(names)]
+    seeds = [{"answer": a, "aliases": names[i % 3 :: 3], "hops": 1} for i, a in enumerate(names)]
     passages = [
         {"id": d.id, "title": "who" if i % 4 else d.title, "text": d.text}
         for i, d in enumerate(taught.documents())
@@ -139,9 +139,9 @@ def test_the_threshold_is_measured_once_and_kept(gated, world):
     assert steps == [0]
     assert len(host["fluency"]) == DEMONSTRATIONS
     assert all(x < 0 for x in host["fluency"])
-    # The sorted numbers, and rank .1 x 255 = 25.5 among them.
+    # The sorted numbers, and rank .3 x 255 = 76.5 among them.
     ranked = sorted(host["fluency"])
-    assert told(log) == pytest.approx((ranked[25] + ranked[26]) / 2, abs=5e-4)
+    assert told(log) == pytest.approx((ranked[76] + ranked[77]) / 2, abs=5e-4)
 
 
 def test_one_step_and_two_more_are_three_steps(gated, taught, world, tmp_path):
@@ -238,8 +238,6 @@ def test_the_demonstrations_are_fresh_and_of_the_proposer(taught):
         return [t.token_ids.tolist() for t in trajectories]
 
     assert ids(made) == ids(again) != ids(other)
-    taught_first = demonstrations(scripts, own.warm_start, 1, own.seed)
-    assert ids(made)[:8] != [t for t in ids(taught_first) if t in ids(made)][:8]
     for trajectory in made:
         assert trajectory.prompt.role is Role.PROPOSER
         own_tokens = trajectory.token_ids[question_tokens(tokenizer, trajectory)]
