@@ -86,7 +86,7 @@ def test_a_step_by_hand():
 def test_an_outvoted_question_was_played_but_not_accepted():
     proposals, groups, board = step()
     proposals[1] = dataclasses.replace(proposals[1], reason=Reason.CONSENSUS)
-    row = counted(proposals, groups, board)
+    row = counted(proposals, groups, board.after(proposals))
     assert row["selfplay/accepted"] == 1
     assert row["selfplay/valid_question_rate"] == pytest.approx(1 / 5)
     assert row["selfplay/two_search_rate"] == 1
