@@ -220,8 +220,8 @@ class VerifyConfig:
     """Reject a question whose least likely token the frozen start model finds less likely than this
     quantile of the warm start's own demonstrations (0: off)."""
     consensus: bool = False
-    """After the solvers: reject a question that nobody solved and on whose answer half of those
-    that searched agree."""
+    """After the solvers: reject a question that nobody solved and to which half of those that
+    searched, two at least, give one other answer."""
     prompt_tokens: int = 4096
     """Budget of the reader's prompt: noise goes first, own evidence is never cut."""
     answer_tokens: int = 70
