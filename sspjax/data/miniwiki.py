@@ -4,7 +4,7 @@
 
 Everything follows from (seed, number of entities, shares): the same on every machine. An entity's
 passage is named by the entity's id and states each of its facts once, so the evidence of a question
-is the list of heads of its path. About two fifths of the entities have an alias: their own passage
+is the list of heads of its path. About a third of the entities have an alias: their own passage
 introduces it, and at least one other passage speaks of them by the alias alone.
 """
 
@@ -37,7 +37,7 @@ PROPORTIONS = {"person": 360, "city": 130, "company": 150, "film": 220, "country
 
 MIN_ENTITIES = 40
 MAX_HOPS = 4
-ALIAS_SHARE = 0.4
+ALIAS_SHARE = 0.35
 """Share of each kind's entities that have an alias."""
 
 ALIAS_EVERY = 4
@@ -231,14 +231,12 @@ def _name_entities(
     """Aliases go to entities that some other passage mentions: elsewhere nobody would meet them."""
     mentioned = {triple.tail for triple in triples}
     rng = _stream(seed, "aliases")
-    aliased: list[str] = []
-    for members in ids.values():
-        candidates = [member for member in members if member in mentioned]
-        aliased += rng.sample(candidates, min(len(candidates), round(ALIAS_SHARE * len(members))))
-    aliases = dict(zip(aliased, draw_names("alias", len(aliased), rng), strict=True))
     for kind, members in ids.items():
-        names = draw_names(kind, len(members), _stream(seed, "names", kind))
-        for member, name in zip(members, names, strict=True):
+        candidates = [member for member in members if member in mentioned]
+        aliased = rng.sample(candidates, min(len(candidates), round(ALIAS_SHARE * len(members))))
+        names = draw_names(kind, len(members) + len(aliased), _stream(seed, "names", kind))
+        aliases = dict(zip(aliased, names[len(members) :], strict=True))
+        for member, name in zip(members, names, strict=False):
             alias = (aliases[member],) if member in aliases else ()
             yield Entity(id=member, name=name, aliases=alias, kind=kind)
 

@@ -75,16 +75,9 @@ POOLS: dict[str, tuple[Pool, ...]] = {
         Pool(base=60, endings=("dane", "zene"), first_syllable=42),
         Pool(base=60, endings=("thel", "rune"), first_syllable=55),
     ),
-    "country": (Pool(base=42, endings=("via", "stan", "lund"), first_syllable=60),),
-    "alias": (
-        Pool(base=44, endings=("lith", "mbur"), first_syllable=7),
-        Pool(base=44, endings=("pek", "ruk"), first_syllable=19),
-    ),
+    "country": (Pool(base=60, endings=("via", "stan", "lund"), first_syllable=60),),
 }
-"""Kind to the pools its names are put together from.
-
-Aliases share no word with names, or a search for one would find the namesakes of its parts first.
-"""
+"""Kind to the pools its names, and its aliases, are put together from."""
 
 
 def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
