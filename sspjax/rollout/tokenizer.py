@@ -173,12 +173,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(spec, config)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, whole: Sequence[str] = ()
+) -> Tokenizer:
     """A byte-level BPE with exactly `vocab_size` entries; the same texts give the same vocabulary.
 
     All 256 bytes are in it, so any text can be spelled. Control tokens are `<|endoftext|>` (eos and
     pad), `<|im_start|>` and `<|im_end|>`; where the texts give too few merges, the rest are control
-    tokens that nothing produces. A word and the space before it are one piece.
+    tokens that nothing produces. A word and the space before it are one piece, and so is each text
+    of `whole` (tags, say): one token where the texts hold it often enough, ordinary text all the
+    same, which can be spelled in several tokens too.
     Raises TokenizerError unless `vocab_size` is a multiple of 128 (rows of an embedding divide well
     over devices) of at least 384.
     """
@@ -188,10 +192,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"tokens), got {vocab_size}: set model.vocab_size"
         )
     control = [ENDOFTEXT, IM_START, IM_END]
+    pieces = "|".join([*(f" ?{re.escape(text)}" for text in whole), _WORDS])
     vocabulary = tokenizers.Tokenizer(models.BPE())
     vocabulary.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(pieces), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

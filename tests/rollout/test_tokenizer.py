@@ -210,6 +210,18 @@ def test_a_word_and_its_space_are_one_piece():
     assert not any(b" " in token[1:] for token in tokenizer.token_bytes if token.strip())
 
 
+def test_a_whole_text_is_one_token_and_still_ordinary_text():
+    texts = [*TEXTS, *words(), *["<search> a </search>\n"] * 50]
+    several = train_tokenizer(texts, 640)
+    one = train_tokenizer(texts, 640, whole=["<search>", "</search>"])
+    for tag in ("<search>", " </search>"):
+        assert len(several.encode(tag)) > 1
+        assert len(one.encode(tag)) == 1
+        assert not set(one.encode(tag)) & one.special_ids
+    assert one.decode(one.encode("x<search>y</search>")) == "x<search>y</search>"
+    assert len(one.encode("<searching>")) > 1
+
+
 @pytest.mark.parametrize("size", [0, 256, 300, 1000])
 def test_a_size_that_does_not_divide_is_refused(size):
     with pytest.raises(TokenizerError, match=f"multiple of 128.*got {size}.*model.vocab_size"):

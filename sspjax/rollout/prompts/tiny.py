@@ -3,6 +3,10 @@
 They are marks more than sentences: each token costs attention and time. The small vocabulary is
 trained on text in which a space comes before every word and every punctuation mark, so contents are
 put after a space wherever they stand, and a word is one token in all places.
+
+The reader's question comes before the passages, which look as they do after a search: in a causal
+model of few layers a passage can only be read for what is asked where the question is known, and so
+reading and solving are one skill.
 """
 
 from __future__ import annotations
@@ -16,7 +20,12 @@ TINY = PromptSet(
     one_line=True,
     proposer=(Message(author="user", content=" ask {hops} : {answer}\n"),),
     solver=(Message(author="user", content="{skills} question : {question}\n"),),
-    reader=(Message(author="user", content=" read :{documents}\n question : {question}\n"),),
+    reader=(
+        Message(
+            author="user",
+            content=" question : {question}\n<information>{documents}\n</information>\n",
+        ),
+    ),
     skills="{skills}",
     skill=" note : {skill}\n",
     heading="",
