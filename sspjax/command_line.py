@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from sspjax.config import ConfigError, RunConfig, freeze, override
+from sspjax.config import ConfigError, RunConfig, check_types, freeze, override
 from sspjax.errors import UserError
 
 UNWRITABLE = {
@@ -71,7 +71,10 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> RunConf
     try:
         spec.loader.exec_module(module)
         config: ConfigDict = module.get_config()
-    except (AttributeError, KeyError, TypeError, SyntaxError, ImportError) as error:
+        check_types(config)
+    except (
+        AttributeError, KeyError, TypeError, SyntaxError, ImportError, ConfigError
+    ) as error:  # fmt: skip
         raise ConfigError(f"--config={path}: {' '.join(str(error).split())}") from error
     for key, value in overrides:
         override(config, key, value)

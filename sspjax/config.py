@@ -66,7 +66,9 @@ class WarmStartConfig:
     """Demonstrations a step."""
     learning_rate: float = 3e-3
     copy_steps: int = 0
-    """First steps on short reading tasks only: a small model learns to copy there."""
+    """First steps on short tasks only (one search or none): a small model learns to copy there."""
+    lazy_steps: int = 0
+    """Last steps, in which the solver's demonstrations are partly lazy."""
     proposer_share: float = 0.2
     reader_share: float = 0.5
     """Shares of the demonstrations; the rest are solver trajectories."""
@@ -383,6 +385,11 @@ def freeze(config: Mapping[str, Any] | ConfigDict) -> RunConfig:
     return frozen
 
 
+def check_types(config: Mapping[str, Any] | ConfigDict) -> None:
+    """Checks names, types and choices, not combinations: overrides may still complete those."""
+    _freeze(RunConfig, dict(config), "")
+
+
 def override(config: ConfigDict, key: str, text: str) -> None:
     """Sets `key` (dotted) of a ConfigDict from command-line text, by the schema's type."""
     *groups, leaf = key.split(".")
@@ -508,6 +515,7 @@ LEAST: Mapping[str, float] = {
     "warm_start.batch": 1,
     "warm_start.learning_rate": 0,
     "warm_start.copy_steps": 0,
+    "warm_start.lazy_steps": 0,
     "warm_start.observation_weight": 0,
     "model.vocab_size": 0,
     "model.attention_block": 1,
