@@ -18,13 +18,16 @@ from sspjax.config import default
 def get_config() -> ConfigDict:
     c = default()
     c.steps = 60
-    c.batch = 16
+    c.batch = 32
 
     c.world.kind = "miniwiki"
-    c.warm_start.steps = 1200
+    c.warm_start.steps = 900
     c.warm_start.worlds = 20
-    c.warm_start.batch = 40
+    c.warm_start.batch = 48
     c.warm_start.copy_steps = 300
+    c.warm_start.lazy_steps = 200
+    c.warm_start.lazy_one_hop = 0.65
+    c.warm_start.learning_rate = 5e-3
 
     c.model.preset = "tiny"
     c.model.prompts = "tiny"
@@ -47,8 +50,8 @@ def get_config() -> ConfigDict:
     c.filters.max_chars = 200
 
     # Two readings under different noise: the reader is weak, and one passes too much.
-    c.verify.noise = 3
-    c.verify.samples = 2
+    c.verify.noise = 2
+    c.verify.samples = 1
     c.verify.prompt_tokens = 240
     c.verify.answer_tokens = 16
     c.verify.temperature = 0.0

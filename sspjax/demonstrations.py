@@ -73,21 +73,26 @@ class Script:
         return self._trajectory(prompt, searches, Act.QUESTION, question.text)
 
     def reader(self, rng: random.Random, *, short: bool = False) -> Trajectory | None:
-        """Answers from given passages. `short`: one fact and at most one other passage, which is
-        where a small model learns to copy; else a proposer's evidence among noise.
+        """Answers from given passages. `short`: one fact and at most one other passage, else a
+        proposer's evidence among noise.
+
+        Half of the time the question is not the proposer's, but another one that these passages
+        answer. What a proposer was shown mentions its answer more often than anything else, and a
+        reader that learnt to say the name it sees most would pass every false question.
         """
         if short:
             question = self._one_hop(rng)
             shown = [self.world.document(question.evidence[0])]
             shown += self._noise(rng, rng.randrange(2), shown)
         else:
-            seed = self._answer(rng)
-            played = self._work_back(seed, rng)
+            played = self._work_back(self._answer(rng), rng)
             if played is None:
                 return None
             question, searches = played
             shown = list({d.id: d for _, documents in searches for d in documents}.values())
             shown += self._noise(rng, self.config.verify.noise, shown)
+            if rng.random() < 0.5:
+                question = self._answered_by(shown, rng)
         rng.shuffle(shown)
         prompt = reader_prompt(
             self.prompt_set,
@@ -100,26 +105,6 @@ class Script:
         if prompt is None:
             return None
         return self._trajectory(prompt, (), Act.ANSWER, self.world.mention(question.path[-1]))
-
-    def drill(self, rng: random.Random) -> Trajectory:
-        """Writes down the names in its prompt, half of the time in another order.
-
-        Every token is a copy, so that copying is learnt here first and used elsewhere soon after.
-        """
-        names = [n for e in self.world.graph.entities.values() for n in e.names]
-        chosen = rng.sample(names, rng.randint(2, 8))
-        text = " ".join(chosen)
-        question = Question(uid="drill", text=f"{text} ?", answer=text)
-        if rng.random() < 0.5:
-            rng.shuffle(chosen)
-        prompt = solver_prompt(
-            self.prompt_set,
-            self.tokenizer,
-            question,
-            "demonstration",
-            self.config.solver.prompt_tokens,
-        )
-        return self._trajectory(prompt, (), Act.ANSWER, " ".join(chosen))
 
     def solver(
         self, rng: random.Random, hops: int, *, lazy: WarmStartConfig | None = None
@@ -216,6 +201,22 @@ class Script:
             return None
         return self.world.question(tuple(path), rng)
 
+    def _answered_by(self, shown: Sequence[Document], rng: random.Random) -> WorldQuestion:
+        """A question about one or two facts that the passages state, two where two are linked."""
+        outgoing = self.world.graph.outgoing
+        facts = [t for d in shown for t in outgoing.get(d.id, ())]
+        heads = {t.head for t in facts}
+        chains = [
+            (t, onward)
+            for t in facts
+            if t.tail in heads
+            for onward in outgoing[t.tail]
+            if onward.tail != t.head
+        ]
+        if chains and self.world.hops > 1 and rng.random() < 0.5:
+            return self.world.question(rng.choice(chains), rng)
+        return self.world.question((rng.choice(facts),), rng)
+
     def _noise(self, rng: random.Random, count: int, shown: Sequence[Document]) -> list[Document]:
         """Passages of other entities, as other proposals of a batch would have shown."""
         own = {d.id for d in shown}
@@ -267,9 +268,19 @@ class Script:
 def demonstrations(
     scripts: Sequence[Script], config: WarmStartConfig, step: int, seed: int
 ) -> list[Trajectory]:
-    """The batch of one warm-start step; depends on (seed, step) only."""
+    """The batch of one warm-start step; depends on (seed, step) only.
+
+    Three lessons in a row: short tasks until copying is learnt, then every role done well, then the
+    lazy habits that self-play has to sort out. Laziness too early keeps reading from being learnt.
+    """
     rng = random.Random(f"{seed}/demonstrations/{step}")
-    stream = _stream(scripts, config, step <= config.copy_steps, rng)
+    if step <= config.copy_steps:
+        lesson: Lesson = _first_lesson
+    elif step <= config.steps - config.lazy_steps:
+        lesson = _all_roles
+    else:
+        lesson = _all_roles_lazily
+    stream = _stream(scripts, config, lesson, rng)
     return [next(stream) for _ in range(config.batch)]
 
 
@@ -289,19 +300,11 @@ def turn_weight(config: WarmStartConfig) -> Callable[[Turn], float]:
 
 
 def _stream(
-    scripts: Sequence[Script], config: WarmStartConfig, copying: bool, rng: random.Random
+    scripts: Sequence[Script], config: WarmStartConfig, lesson: Lesson, rng: random.Random
 ) -> Iterator[Trajectory]:
     missed = 0
     while missed < PATIENCE:
-        script, draw = rng.choice(scripts), rng.random()
-        if copying:
-            made = _first_lesson(script, draw, rng)
-        elif draw < config.proposer_share:
-            made = script.proposer(rng)
-        elif draw < config.proposer_share + config.reader_share:
-            made = script.reader(rng)
-        else:
-            made = script.solver(rng, rng.randint(1, min(2, script.world.hops)), lazy=config)
+        made = lesson(rng.choice(scripts), config, rng)
         missed = missed + 1 if made is None else 0
         if made is not None:
             yield made
@@ -311,10 +314,35 @@ def _stream(
     )
 
 
-def _first_lesson(script: Script, draw: float, rng: random.Random) -> Trajectory | None:
-    if draw < 0.4:
-        return script.drill(rng)
-    return script.reader(rng, short=True) if draw < 0.7 else script.solver(rng, 1)
+Lesson = Callable[[Script, WarmStartConfig, random.Random], Trajectory | None]
+
+
+def _first_lesson(script: Script, config: WarmStartConfig, rng: random.Random):
+    """One search, one answer. The query is a copy of the name in the question and copying is learnt
+    there first; the answer is one of few names to choose from.
+    """
+    if rng.random() < 0.15:
+        return script.reader(rng, short=True)
+    return script.solver(rng, 1)
+
+
+def _all_roles(script: Script, config: WarmStartConfig, rng: random.Random):
+    return _any_role(script, config, rng, None)
+
+
+def _all_roles_lazily(script: Script, config: WarmStartConfig, rng: random.Random):
+    return _any_role(script, config, rng, config)
+
+
+def _any_role(
+    script: Script, config: WarmStartConfig, rng: random.Random, lazy: WarmStartConfig | None
+) -> Trajectory | None:
+    draw = rng.random()
+    if draw < config.proposer_share:
+        return script.proposer(rng)
+    if draw < config.proposer_share + config.reader_share:
+        return script.reader(rng)
+    return script.solver(rng, rng.randint(1, min(2, script.world.hops)), lazy=lazy)
 
 
 def _asked(question: WorldQuestion) -> Question:

@@ -31,6 +31,9 @@ OTHER_WORLDS = 1_000_000
 
 SAVE_EVERY = 100
 
+TAGS = (*(act.value for act in Act if act is not Act.NONE), "information")
+"""Of the agent's acts, and around what a tool shows."""
+
 
 def training_worlds(config: RunConfig) -> list[World]:
     """Worlds to learn from; no fact of the run's own world is among them."""
@@ -42,9 +45,14 @@ def training_worlds(config: RunConfig) -> list[World]:
 
 
 def train_world_tokenizer(config: RunConfig, own: list[Document]) -> Tokenizer:
-    """A byte-level BPE of the worlds' language: passages, questions, and the agent's own tags."""
-    worlds = training_worlds(config)
-    return train_tokenizer(_language(config, worlds, own), config.model.vocab_size)
+    """A byte-level BPE of the worlds' language: passages, questions, and the agent's own tags.
+
+    A tag is one token: at the end of a tag of several, a model of two layers has to spend one on
+    telling which tag it was, and has none left to find the answer with.
+    """
+    texts = _language(config, training_worlds(config), own)
+    tags = [f"<{slash}{name}>" for name in TAGS for slash in ("", "/")]
+    return train_tokenizer(texts, config.model.vocab_size, whole=tags)
 
 
 def run(
