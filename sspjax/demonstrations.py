@@ -265,6 +265,10 @@ class Script:
         )
 
 
+Lesson = Callable[[Script, WarmStartConfig, random.Random], Trajectory | None]
+"""Draws one demonstration; None where the script found nothing to show."""
+
+
 def demonstrations(
     scripts: Sequence[Script], config: WarmStartConfig, step: int, seed: int
 ) -> list[Trajectory]:
@@ -274,8 +278,9 @@ def demonstrations(
     lazy habits that self-play has to sort out. Laziness too early keeps reading from being learnt.
     """
     rng = random.Random(f"{seed}/demonstrations/{step}")
+    lesson: Lesson
     if step <= config.copy_steps:
-        lesson: Lesson = _first_lesson
+        lesson = _first_lesson
     elif step <= config.steps - config.lazy_steps:
         lesson = _all_roles
     else:
@@ -290,7 +295,7 @@ def proposer_demonstrations(
     """`count` proposer demonstrations that no warm-start step has shown; depends on `seed` only."""
     rng = random.Random(f"{seed}/proposer demonstrations")
     proposers = dataclasses.replace(config, proposer_share=1.0, reader_share=0.0)
-    stream = _stream(scripts, proposers, False, rng)
+    stream = _stream(scripts, proposers, _all_roles, rng)
     return [next(stream) for _ in range(count)]
 
 
@@ -314,10 +319,7 @@ def _stream(
     )
 
 
-Lesson = Callable[[Script, WarmStartConfig, random.Random], Trajectory | None]
-
-
-def _first_lesson(script: Script, config: WarmStartConfig, rng: random.Random):
+def _first_lesson(script: Script, config: WarmStartConfig, rng: random.Random) -> Trajectory | None:
     """One search, one answer. The query is a copy of the name in the question and copying is learnt
     there first; the answer is one of few names to choose from.
     """
@@ -326,11 +328,13 @@ def _first_lesson(script: Script, config: WarmStartConfig, rng: random.Random):
     return script.solver(rng, 1)
 
 
-def _all_roles(script: Script, config: WarmStartConfig, rng: random.Random):
+def _all_roles(script: Script, config: WarmStartConfig, rng: random.Random) -> Trajectory | None:
     return _any_role(script, config, rng, None)
 
 
-def _all_roles_lazily(script: Script, config: WarmStartConfig, rng: random.Random):
+def _all_roles_lazily(
+    script: Script, config: WarmStartConfig, rng: random.Random
+) -> Trajectory | None:
     return _any_role(script, config, rng, config)
 
 
