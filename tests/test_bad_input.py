@@ -95,7 +95,7 @@ def test_one_line_and_nothing_else(tmp_path):
         ({"learner.row_tokens": 64}, ("learner.row_tokens=64", "128")),
         ({"solver.policy": "other"}, ("order=joint", "proposer.policy=policy", "other")),
         ({"mesh.data": 3}, ("config.mesh", "data=3", "8 devices")),
-        ({"rollout.slots": 3}, ("config.rollout", "slots=3", "multiples of 4")),
+        ({"rollout.slots": 3}, ("config.rollout", "slots=3", "multiples of 2")),
         ({"model.preset": "tinny"}, ("model.preset=tinny", "known presets: tiny")),
         ({"model.tokenizer": "/none"}, ("/none",)),
         ({"retrieval.encoder": "none"}, ("none", "tfidf")),

@@ -99,7 +99,7 @@ def test_every_parameter_names_its_axes_and_is_created_sharded():
     axes = parameter_axes(config)
     assert set(axes) == set(params)
     assert all(len(axes[name]) == x.ndim for name, x in params.items())
-    assert params["gate"].sharding.shard_shape(params["gate"].shape) == (2, 32, 192)
+    assert params["gate"].sharding.shard_shape(params["gate"].shape) == (2, 32, 128)
     assert params["embedding"].sharding.shard_shape((1280, 128)) == (640, 32)
 
 

@@ -77,7 +77,7 @@ def test_scores_are_those_of_the_decoder_written_again(trainer, caplog):
     """Any number of trajectories, packed into as many batches as they need, by the one program
     that also scores an update's batch for its KL term."""
     rng = np.random.default_rng(0)
-    state = trainer.fresh()
+    state = trainer.start()
     reference = trainer.reference(state)
     params = jax.device_get(reference["policy"])
     lengths = [(1, (1,)), (6, (3, -4, 3)), (2, (2, -4, 4)), (5, (8,)), (3, ()), (4, (1, -1))]

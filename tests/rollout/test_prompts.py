@@ -58,8 +58,8 @@ def test_tiny_prompts_letter_by_letter():
         " ask 2 : Tormoor\n",
         ask,
         " note : search the name\n note : b\n" + ask,
-        " read : Bravik Tolen is a writer .\n Tormoor is a city .\n" + ask,
-        " read : nothing\n" + ask,
+        ask + "<information> Bravik Tolen is a writer .\n Tormoor is a city .\n</information>\n",
+        ask + "<information> nothing\n</information>\n",
     ]
     assert [p.role for p in made] == [Role.PROPOSER, Role.SOLVER, Role.SOLVER, *[Role.READER] * 2]
     assert made[0].subject is SEED and made[1].subject is QUESTION and made[1].group == "g"
