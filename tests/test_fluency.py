@@ -29,8 +29,8 @@ GATES = {
     "verify.consensus": True,
     # The agent is right about nothing: a reader would leave the solvers nothing to outvote.
     "verify.reader": "none",
-    "proposer.temperature": 0.6,
-    "solver.temperature": 0.2,
+    "proposer.temperature": 0.5,
+    "solver.temperature": 0.7,
 }
 
 
