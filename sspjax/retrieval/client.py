@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from sspjax.errors import UserError
 from sspjax.retrieval.corpus import Corpus
@@ -30,6 +30,15 @@ class Retriever(Protocol):
 
     def search(self, queries: Sequence[str], topk: int) -> Results:
         """At most `topk` passages for each query; RetrievalError when none can be served."""
+        ...
+
+
+class NamedRetriever(Retriever, Protocol):
+    """One that knows what it searches, so that a run can tell when that has changed."""
+
+    @property
+    def content(self) -> Mapping[str, str]:
+        """Hashes of `corpus` and `index`; "unknown" where nobody says."""
         ...
 
 
@@ -68,44 +77,41 @@ class InProcessRetriever:
         self.corpus = corpus
         self.encoder = encoder
         self.index = index
-        self._recent = _Recent(remember)
+        self._asked: Asked[tuple[Hit, ...]] = Asked(self._find, (), remember=remember)
+
+    @property
+    def content(self) -> Mapping[str, str]:
+        return {"corpus": self.corpus.content_hash, "index": self.index.hash}
 
     def search(self, queries: Sequence[str], topk: int) -> Results:
         return [tuple(hit.document for hit in hits) for hits in self.hits(queries, topk)]
 
     def hits(self, queries: Sequence[str], topk: int) -> list[tuple[Hit, ...]]:
         """The same with scores, best first; ValueError for topk below 1."""
-        if topk < 1:
-            raise ValueError(f"topk={topk}: expected at least 1")
-        wanted = [" ".join(query.split()) for query in queries]
-        known: dict[str, tuple[Hit, ...]] = {"": ()}
-        known |= self._recent.get([query for query in wanted if query], topk)
-        new = list(dict.fromkeys(query for query in wanted if query not in known))
-        if new:
-            rows, scores = self.index.search(self.encoder.encode_queries(new), topk)
-            found = {
-                query: tuple(
-                    Hit(document=self.corpus.document(row), score=score)
-                    for row, score in zip(*ranked, strict=True)
-                    if score > 0
-                )
-                for query, *ranked in zip(new, rows.tolist(), scores.tolist(), strict=True)
-            }
-            self._recent.put(found, topk)
-            known |= found
-        return [known[query] for query in wanted]
+        return self._asked(queries, topk)
+
+    def _find(self, queries: list[str], topk: int) -> list[tuple[Hit, ...]]:
+        rows, scores = self.index.search(self.encoder.encode_queries(queries), topk)
+        return [
+            tuple(
+                Hit(document=self.corpus.document(row), score=score)
+                for row, score in zip(*ranked, strict=True)
+                if score > 0
+            )
+            for ranked in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
 
 
 def open_retriever(
-    corpus: Corpus, folder: str | Path, *, encoder: str, threads: int = 0
+    corpus: Corpus, folder: str | Path, *, encoder: str | None, threads: int = 0
 ) -> InProcessRetriever:
-    """Searches the index in a folder; `encoder` is the name the run expects it to have.
+    """Searches the index in a folder; `encoder` is the name the run expects it to have, if any.
 
     Raises IndexFolderError or EncoderError when the folder is damaged or belongs to another corpus
     or encoder.
     """
     loaded = load_encoder(folder)
-    if loaded.name != short_name(encoder):
+    if encoder is not None and loaded.name != short_name(encoder):
         raise IndexFolderError(
             f"{folder}: expected an index under encoder {encoder}, found {loaded.name}; set "
             f"retrieval.encoder={loaded.name} or build the index with --encoder={encoder}"
@@ -127,27 +133,58 @@ def make_retriever(corpus: Corpus, *, encoder: str, threads: int = 0) -> InProce
     return InProcessRetriever(corpus, fitted, index)
 
 
-class _Recent:
-    """The results of the most recently asked queries, under a lock."""
+Found = TypeVar("Found")
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+
+class Asked(Generic[Found]):
+    """Asks for no query twice: not for one that only differs in white space, not within a call, and
+    not while its result is among the most recent ones. Threads may share it.
+    """
+
+    def __init__(
+        self, find: Callable[[list[str], int], Sequence[Found]], empty: Found, *, remember: int
+    ) -> None:
+        """`find` gives one result for each of some queries, None for a failure, which is not kept.
+        `empty` is the result of an empty query; `remember` counts queries.
+        """
+        self._find = find
+        self._empty = empty
+        self._remember = remember
         self._lock = threading.Lock()
-        self._results: OrderedDict[tuple[str, int], tuple[Hit, ...]] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, int], Found] = OrderedDict()
 
-    def get(self, queries: Sequence[str], topk: int) -> dict[str, tuple[Hit, ...]]:
+    def __call__(self, queries: Sequence[str], topk: int) -> list[Found]:
+        """One result a query, in order; ValueError for topk below 1."""
+        if topk < 1:
+            raise ValueError(f"topk={topk}: expected at least 1")
+        wanted = [evened(query) for query in queries]
+        known = {"": self._empty} | self._remembered(wanted, topk)
+        new = [query for query in dict.fromkeys(wanted) if query not in known]
+        if new:
+            found = dict(zip(new, self._find(new, topk), strict=True))
+            self._keep(found, topk)
+            known |= found
+        return [known[query] for query in wanted]
+
+    def _remembered(self, queries: Sequence[str], topk: int) -> dict[str, Found]:
         with self._lock:
             found = {}
             for query in queries:
-                if (query, topk) in self._results:
-                    self._results.move_to_end((query, topk))
-                    found[query] = self._results[query, topk]
+                if (query, topk) in self._recent:
+                    self._recent.move_to_end((query, topk))
+                    found[query] = self._recent[query, topk]
             return found
 
-    def put(self, results: dict[str, tuple[Hit, ...]], topk: int) -> None:
+    def _keep(self, results: dict[str, Found], topk: int) -> None:
         with self._lock:
-            for query, hits in results.items():
-                self._results[query, topk] = hits
-                self._results.move_to_end((query, topk))
-            while len(self._results) > self._size:
-                self._results.popitem(last=False)
+            for query, result in results.items():
+                if result is not None:
+                    self._recent[query, topk] = result
+                    self._recent.move_to_end((query, topk))
+            while len(self._recent) > self._remember:
+                self._recent.popitem(last=False)
+
+
+def evened(query: str) -> str:
+    """The query with one space for every stretch of white space, and none around it."""
+    return " ".join(query.split())

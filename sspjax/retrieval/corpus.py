@@ -7,12 +7,12 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from sspjax.errors import UserError
-from sspjax.types import Document
+from sspjax.types import Document, noun
 
 
 class CorpusError(UserError, ValueError):
@@ -84,30 +84,67 @@ class MemoryCorpus:
         return tuple(self._documents[row] for row in self._titles.get(title, ()))
 
 
-def content_hash(documents: Sequence[Document]) -> str:
+class ContentHash:
     """SHA-256 over every id, title and text; each is preceded by its length in bytes."""
-    digest = hashlib.sha256()
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, document: Document) -> tuple[bytes, bytes, bytes]:
+        """Takes the next passage; its id, title and text in UTF-8, CorpusError for half a
+        surrogate pair.
+        """
+        where = f"passage {document.id!r}"
+        id, title, text = (
+            _encoded(field, where) for field in (document.id, document.title, document.text)
+        )
+        for field in (id, title, text):
+            self._digest.update(len(field).to_bytes(8, "little"))
+            self._digest.update(field)
+        return id, title, text
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def content_hash(documents: Iterable[Document]) -> str:
+    """The `ContentHash` of passages in row order, as 64 hex digits."""
+    digest = ContentHash()
     for document in documents:
-        for field in (document.id, document.title, document.text):
-            encoded = _encoded(field, f"passage {document.id!r}")
-            digest.update(len(encoded).to_bytes(8, "little"))
-            digest.update(encoded)
+        digest.add(document)
     return digest.hexdigest()
 
 
-def read_corpus(path: str | Path) -> Corpus:
-    """Reads a JSON Lines corpus, gzipped when the name ends in .gz.
+@noun
+class Window:
+    """A stretch of the passages that share a title."""
 
-    A line holds `id, title, text`, or `id, contents` with contents = `"Title"\\ntext` (the layout
-    of Search-R1's corpora, whose first line is the title in quotes). Other fields are ignored, and
-    so are blank lines. Raises CorpusError for a file that cannot be read or has no passage, for a
-    line that is not UTF-8, not JSON or lacks a field, and for a repeated id.
+    documents: tuple[Document, ...]
+    start: int
+    """Place of the first among all of them, from 0."""
+    total: int
+    """How many there are."""
+
+
+def window(corpus: Corpus, title: str, *, start: int = 0, count: int) -> Window:
+    """`count` passages of an article from place `start` on, fewer at its end; empty for a title
+    that the corpus does not have. ValueError for a negative start or a count below 1.
     """
-    path = Path(path)
+    if start < 0 or count < 1:
+        raise ValueError(f"start={start}, count={count}: expected at least 0 and at least 1")
+    article = corpus.by_title(title)
+    return Window(documents=article[start : start + count], start=start, total=len(article))
+
+
+def read_corpus(path: str | Path) -> MemoryCorpus:
+    """Reads a JSON Lines corpus into memory.
+
+    Raises CorpusError for what `read_documents` does, for a file without passages and for a
+    repeated id.
+    """
     documents: list[Document] = []
     lines: dict[str, int] = {}
-    for number, line in _lines(path):
-        document = _parse(line, f"{path}:{number}")
+    for number, document in read_documents(path):
         first = lines.setdefault(document.id, number)
         if first != number:
             raise CorpusError(
@@ -118,6 +155,19 @@ def read_corpus(path: str | Path) -> Corpus:
     if not documents:
         raise CorpusError(f"{path}: no passages; expected one JSON object a line")
     return MemoryCorpus(documents)
+
+
+def read_documents(path: str | Path) -> Iterator[tuple[int, Document]]:
+    """Line numbers (from 1) and passages of JSON Lines, gzipped when the name ends in .gz.
+
+    A line holds `id, title, text`, or `id, contents` with contents = `"Title"\\ntext` (the layout
+    of Search-R1's corpora, whose first line is the title in quotes). Other fields are ignored, and
+    so are blank lines. Raises CorpusError for a file that cannot be read, and for a line that is
+    not UTF-8, not JSON or lacks a field.
+    """
+    path = Path(path)
+    for number, line in _lines(path):
+        yield number, _parse(line, f"{path}:{number}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -184,3 +234,8 @@ def split_contents(contents: str) -> tuple[str, str]:
     if not newline and not quoted:
         return "", contents
     return (first[1:-1] if quoted else first), text
+
+
+def join_contents(document: Document) -> str:
+    """`"Title"\\ntext`, to be split again; a line break in a title becomes a space."""
+    return f'"{" ".join(document.title.splitlines())}"\n{document.text}'
