@@ -52,12 +52,15 @@ setuptools.setup(
         "cuda": ["jax[cuda13]>=0.10.2"],
         "parity": ["torch>=2.13.0"],
         "bench": ["faiss-cpu", "gguf>=0.19.0", "torch"],
+        "serve": ["fastapi>=0.165.0", "uvicorn>=0.54.0"],
         "test": [
+            "fastapi>=0.165.0",
             "gguf>=0.19.0",
             "hypothesis>=6.170",
             "pyright[nodejs]>=1.1.414",
             "pytest>=9.2",
             "ruff>=0.17.6",
+            "uvicorn>=0.54.0",
         ],
     },
 )

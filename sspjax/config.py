@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -113,6 +114,20 @@ class RetrievalConfig:
     index: str = ""
     """Folder made by `python -m retrieval_index.build`; empty: exact search, built at start."""
     url: str = ""
+    """Servers that search instead (`sspjax.retrieval.server`, or one that speaks as Search-R1's),
+    comma separated. Several are shards of one corpus in its order, and their results are merged."""
+    batch: int = 64
+    """Queries of a request to a server."""
+    timeout: float = 30.0
+    """Seconds a server has for one try."""
+    retries: int = 8
+    """Further tries; after the last one a trajectory is left out of the loss."""
+    deadline: float = 180.0
+    """Seconds that all tries of a round may take together."""
+    record: str = ""
+    """File that is given every query and its result."""
+    replay: str = ""
+    """Such a file, which answers instead of any index or server."""
     topk: int = 3
     encoder: str = "e5"
     document_tokens: int = 256
@@ -520,6 +535,10 @@ LEAST: Mapping[str, float] = {
     "model.vocab_size": 0,
     "model.attention_block": 1,
     "model.logprob_chunk": 1,
+    "retrieval.batch": 1,
+    "retrieval.retries": 0,
+    "retrieval.timeout": 0.001,
+    "retrieval.deadline": 0.001,
     "retrieval.topk": 1,
     "retrieval.document_tokens": 1,
     "checkpoint.every": 1,
@@ -613,6 +632,11 @@ def cautions(c: RunConfig) -> tuple[str, ...]:
             "and valid questions vanish. Use 0 or exclude"
         )
     return tuple(found)
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """The URLs of `retrieval.url`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _by_key(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -742,10 +766,27 @@ def _cross_check(c: RunConfig) -> None:
         f"config.model.vocab_size={c.model.vocab_size}: the embeddings of model.weights belong to "
         "their own tokenizer; use 0",
     )
+    own = c.retrieval
+    for url in urls(own.url):
+        need(
+            bool(re.fullmatch(r"https?://[^\s/]+(/\S*)?", url)),
+            f"config.retrieval.url={own.url}: expected http://HOST:PORT, several with commas "
+            f"between them, got {url!r}",
+        )
     need(
-        not c.retrieval.url,
-        f"config.retrieval.url={c.retrieval.url}: searching over HTTP is not supported yet; use "
-        "retrieval.index, or a corpus alone",
+        not (own.url and own.index),
+        f"config.retrieval.url={own.url}: a server brings its own index; leave retrieval.index "
+        "empty, or the url",
+    )
+    need(
+        not (own.record and own.replay),
+        f"config.retrieval.record={own.record}: what is replayed is on record already; leave it "
+        "empty, or retrieval.replay",
+    )
+    need(
+        own.deadline >= own.timeout,
+        f"config.retrieval.deadline={own.deadline}: must be at least one try, "
+        f"retrieval.timeout={own.timeout}",
     )
     if c.warm_start.steps:
         need(
@@ -770,6 +811,11 @@ def _cross_check(c: RunConfig) -> None:
         "config.seeds.path='': an answers file is needed where world.kind=none",
     )
     need(
-        c.world.kind == "miniwiki" or bool(c.retrieval.corpus),
-        "config.retrieval.corpus='': passages are needed where world.kind=none",
+        c.world.kind == "miniwiki" or bool(own.corpus or own.url or own.replay),
+        "config.retrieval.corpus='': passages are needed where world.kind=none; or a retrieval.url",
+    )
+    need(
+        c.world.kind == "miniwiki" or bool(own.corpus or c.model.tokenizer or c.model.weights),
+        "config.model.tokenizer='': without retrieval.corpus there is no text to train one on; "
+        "name one",
     )

@@ -104,6 +104,11 @@ def _explicit(environ: Mapping[str, str], given: list[str]) -> tuple[str, int, i
     return coordinator, int(process), int(count)
 
 
+def index() -> int:
+    """Number of this process among those of the run, from 0."""
+    return jax.process_index()
+
+
 def is_main() -> bool:
     """True in the one process that writes logs, metrics and host state."""
     return jax.process_index() == 0

@@ -46,8 +46,10 @@ from sspjax.metrics import (
 from sspjax.models.presets import DecoderConfig, preset
 from sspjax.models.weights import decoder_config_of
 from sspjax.players import Players
-from sspjax.retrieval.client import InProcessRetriever, make_retriever, open_retriever
-from sspjax.retrieval.corpus import Corpus, read_corpus
+from sspjax.retrieval.client import NamedRetriever
+from sspjax.retrieval.corpus import Corpus
+from sspjax.retrieval.source import open_source
+from sspjax.retrieval.store import open_corpus
 from sspjax.rollout.conversation import Watch
 from sspjax.rollout.prompts import (
     PROMPTS,
@@ -478,7 +480,7 @@ class Setup:
 
     config: RunConfig
     workdir: Workdir
-    retriever: InProcessRetriever
+    retriever: NamedRetriever
     tokenizer: Tokenizer
     decoder: DecoderConfig
     layout: Layout
@@ -508,12 +510,7 @@ def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
     make_own_world(config, workdir)
     corpus = own_corpus(config, workdir)
     retriever = retrieve(config, corpus)
-    workdir.claim(
-        config,
-        decoder,
-        {"corpus": corpus.content_hash, "index": retriever.index.hash},
-        force=force,
-    )
+    workdir.claim(config, decoder, retriever.content, force=force)
     make_own_tokenizer(config, workdir, corpus)
     return assemble(config, workdir, decoder, retriever, load_tokenizer(workdir.tokenizer))
 
@@ -529,7 +526,7 @@ def assemble(
     config: RunConfig,
     workdir: Workdir,
     decoder: DecoderConfig,
-    retriever: InProcessRetriever,
+    retriever: NamedRetriever,
     tokenizer: Tokenizer,
 ) -> Setup:
     """Players of a policy's shape, with their language and their passages."""
@@ -591,27 +588,27 @@ def make_own_world(config: RunConfig, workdir: Workdir) -> None:
     processes.barrier("world made")
 
 
-def own_corpus(config: RunConfig, workdir: Workdir) -> Corpus:
-    """The run's passages: given, or of its own world."""
-    return read_corpus(config.retrieval.corpus or workdir.world / "corpus.jsonl.gz")
-
-
-def retrieve(config: RunConfig, corpus: Corpus) -> InProcessRetriever:
-    """A retriever over the corpus: the given index, or exact search made at start."""
+def own_corpus(config: RunConfig, workdir: Workdir) -> Corpus | None:
+    """The run's passages: given, or of its own world; None where its retriever alone has them."""
     own = config.retrieval
-    if own.index:
-        return open_retriever(corpus, own.index, encoder=own.encoder)
-    return make_retriever(corpus, encoder=own.encoder)
+    if config.world.kind == "none" and not own.corpus:
+        return None
+    return open_corpus(own.corpus or workdir.world / "corpus.jsonl.gz")
 
 
-def make_own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus) -> None:
+def retrieve(config: RunConfig, corpus: Corpus | None) -> NamedRetriever:
+    """What finds the run's passages: an index of them, servers, or a recording."""
+    return open_source(config.retrieval, corpus, process=processes.index())
+
+
+def make_own_tokenizer(config: RunConfig, workdir: Workdir, corpus: Corpus | None) -> None:
     """Saves the run's tokenizer, given or trained on the worlds, once."""
     if not workdir.tokenizer.exists() and processes.is_main():
         given = config.model.tokenizer or config.model.weights
         tokenizer = (
             load_tokenizer(given)
             if given
-            else warm_start.train_world_tokenizer(config, list(corpus))
+            else warm_start.train_world_tokenizer(config, list(corpus or ()))
         )
         # The folder appears whole: what is there is never made again.
         unfinished = workdir.tokenizer.with_suffix(".tmp")

@@ -15,6 +15,8 @@ from sspjax.models.presets import DecoderConfig, decoder_from_json
 
 FREE = frozenset(
     {"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout", "model.check_finite"}
+    | {f"retrieval.{name}" for name in ("url", "batch", "timeout", "retries", "deadline")}
+    | {f"retrieval.{name}" for name in ("record", "replay")}
 )
 """Groups and keys that may change from start to start: none changes what a step samples."""
 

@@ -98,7 +98,21 @@ def test_a_share_is_at_most_one(key):
         (("solver.tools=dig",), "'dig': expected one of search"),
         (("proposer.tools=",), "proposer.min_searches=1: there is no search among"),
         (("model.weights=folder", "model.vocab_size=640"), "model.vocab_size=640: the embeddings"),
-        (("retrieval.url=http://a",), "retrieval.url=http://a: searching over HTTP is not supp"),
+        (("retrieval.url=host:80",), "retrieval.url=host:80: expected http://HOST:PORT.*'host:80'"),
+        (("retrieval.url=http://a,b",), "several with commas between them, got 'b'"),
+        (("retrieval.url=http://a", "retrieval.index=b"), "a server brings its own index"),
+        (("retrieval.record=a", "retrieval.replay=a"), "what is replayed is on record already"),
+        (("retrieval.timeout=0",), "retrieval.timeout=0.0: must be at least 0.001"),
+        (
+            ("retrieval.deadline=9", "retrieval.timeout=10"),
+            "deadline=9.0: must be at least one",
+        ),
+        (("retrieval.retries=-1",), "retrieval.retries=-1: must be at least 0"),
+        (("retrieval.batch=0",), "retrieval.batch=0: must be at least 1"),
+        (
+            ("world.kind=none", "seeds.path=a", "retrieval.url=http://a", "model.tokenizer="),
+            "config.model.tokenizer='': without retrieval.corpus there is no text to train one on",
+        ),
         (("world.kind=none", "seeds.path=a", "retrieval.index=b"), "retrieval.corpus='': passages"),
         (
             ("verify.fluency_quantile=0.05",),

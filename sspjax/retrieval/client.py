@@ -15,6 +15,9 @@ from sspjax.retrieval.encoders import encoder_kind, load_encoder, short_name
 from sspjax.retrieval.index import Index, IndexFolderError, build_index, load_index
 from sspjax.types import Document, noun
 
+INDEX_HEADER = "X-Index"
+"""With which a server says what index an answer is from."""
+
 Results = list[tuple[Document, ...] | None]
 """One entry a query, in order. A tuple holds the passages, best first, and is empty where nothing
 matches; None means that this query's retrieval failed, after whatever retries there were. Never an

@@ -227,6 +227,15 @@ def _encoded(text: str, where: str) -> bytes:
         ) from None
 
 
+def is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can say and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def split_contents(contents: str) -> tuple[str, str]:
     """Title and text of `"Title"\\ntext`. A single line without quotes is text alone."""
     first, newline, text = contents.partition("\n")

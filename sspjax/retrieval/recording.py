@@ -43,7 +43,6 @@ class RecordingRetriever:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._known = _continue(self._path, dict(inner.content))
-            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise RecordingError(f"{path}: cannot be written ({error})") from None
 
@@ -60,8 +59,8 @@ class RecordingRetriever:
         with self._lock:
             lines = list(self._lines(queries, topk, results))
             if lines:
-                self._file.write("".join(json.dumps(line) + "\n" for line in lines))
-                self._file.flush()
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def _lines(
         self, queries: Sequence[str], topk: int, results: Results
@@ -103,9 +102,7 @@ class ReplayRetriever:
                 if found is not None or asked not in self._results
             }
         if any(content != contents[0] for content in contents):
-            raise RecordingError(
-                f"{path}.*: recordings of different indices; keep those of one run"
-            )
+            raise RecordingError(f"{path}.*: recordings of several indices; keep those of one run")
         self.content: Mapping[str, str] = contents[0]
 
     def search(self, queries: Sequence[str], topk: int) -> Results:
@@ -142,6 +139,15 @@ class _Recorded:
         self.documents: dict[str, Document] = {}
         self.results: dict[tuple[str, int], tuple[Document, ...] | None] = {}
 
+    def take(self, line: Mapping[str, Any]) -> None:
+        """A line after the first; KeyError or TypeError for another one."""
+        if "query" not in line:
+            self.documents[line["id"]] = Document(**line)
+            return
+        ids = line["ids"]
+        found = None if ids is None else tuple(self.documents[id] for id in ids)
+        self.results[line["query"], line["topk"]] = found
+
 
 def _continue(path: Path, content: Mapping[str, str]) -> _Recorded:
     """What is recorded already, behind a first line about this content."""
@@ -165,31 +171,33 @@ def _continue(path: Path, content: Mapping[str, str]) -> _Recorded:
 
 def _read(path: Path) -> _Recorded:
     """Raises RecordingError naming file and line."""
-    number = 0
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line for line in file if line.endswith("\n")]
-        number = 1
-        first = json.loads(lines[0])
-        if first["format"] != FORMAT:
-            raise RecordingError(f"{path}: expected format {FORMAT}, found {first['format']}")
-        recorded = _Recorded(first["content"])
-        for number, line in enumerate(lines[1:], 2):
-            told = json.loads(line)
-            if "query" in told:
-                ids = told["ids"]
-                recorded.results[told["query"], told["topk"]] = (
-                    None if ids is None else tuple(recorded.documents[id] for id in ids)
-                )
-            else:
-                recorded.documents[told["id"]] = Document(**told)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: cannot be read ({error})") from None
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        if isinstance(error, RecordingError):
-            raise
-        raise RecordingError(
-            f"{path}:{number}: expected a recording of config.retrieval.record ({error!r}); "
-            "record again"
-        ) from None
+    recorded = _Recorded(_read_first(lines[0] if lines else "", path))
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            recorded.take(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise _no_recording(path, number, error) from None
     return recorded
+
+
+def _read_first(line: str, path: Path) -> Mapping[str, str]:
+    try:
+        first = json.loads(line)
+        version, content = first["format"], first["content"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_recording(path, 1, error) from None
+    if version != FORMAT:
+        raise RecordingError(f"{path}: expected format {FORMAT}, found {version}; record again")
+    return content
+
+
+def _no_recording(path: Path, line: int, error: Exception) -> RecordingError:
+    return RecordingError(
+        f"{path}:{line}: expected a line that config.retrieval.record wrote, got something else "
+        f"({error!r}); record again"
+    )

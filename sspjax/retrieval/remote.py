@@ -16,20 +16,19 @@ import math
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
-from sspjax.retrieval.client import Asked, Hit, Results, RetrievalError
-from sspjax.retrieval.corpus import split_contents
+from sspjax.retrieval.client import INDEX_HEADER, Asked, Hit, Results, RetrievalError
+from sspjax.retrieval.corpus import is_unicode, split_contents
 from sspjax.types import Document, noun
 
 log = logging.getLogger(__name__)
 
-INDEX_HEADER = "X-Index"
-"""With which our own servers say what index an answer is from."""
 UNKNOWN = "unknown"
 IN_FLIGHT = 4
 """Requests that one server is sent at a time."""
@@ -152,7 +151,7 @@ class HttpRetriever:
         return found
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, as happens when nobody holds the retriever any more."""
         self._threads.shutdown()
         for server in self._servers:
             server.close()
@@ -188,9 +187,10 @@ def merge(shards: Sequence[Found], topk: int) -> Found:
         return Failure(reason="a shard sends no scores, which merging needs; use one URL")
     # Sorting is stable and shards come in the corpus's order, so equal scores stay in row order.
     ranked = sorted(hits, key=lambda hit: -hit.score)
-    return tuple(
-        {hit.document.id: hit for hit in reversed(ranked)}[hit.document.id] for hit in ranked
-    )[:topk]
+    best: dict[str, Hit] = {}
+    for hit in ranked:
+        best.setdefault(hit.document.id, hit)
+    return tuple(best.values())[:topk]
 
 
 class _Server:
@@ -213,13 +213,11 @@ class _Server:
         self._breaker = Breaker(patience.failures, patience.rest, clock)
         self._index: str | None = None
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {key}".encode()} if key else {},
             limits=httpx.Limits(max_connections=IN_FLIGHT + 1),
             trust_env=False,
         )
-
-    def close(self) -> None:
-        self._http.close()
+        self.close = weakref.finalize(self, self._http.close)
 
     def status(self) -> Mapping[str, str]:
         """Hashes of corpus and index, nothing from a server of another kind."""
@@ -240,9 +238,14 @@ class _Server:
         self._index = hashes.get("index")
         return hashes
 
-    def ask(self, queries: Sequence[str], topk: int, until: float) -> list[Found]:
-        """One result or failure a query. `until`: clock at which to give up."""
-        tries = self._breaker.tries(self._patience.retries + 1)
+    def ask(
+        self, queries: Sequence[str], topk: int, until: float, *, most: int | None = None
+    ) -> list[Found]:
+        """One result or failure a query, after at most `most` tries (None: those of the patience).
+
+        `until`: clock at which to give up.
+        """
+        tries = self._breaker.tries(most or self._patience.retries + 1)
         if not tries:
             reason = f"{self.url}: left alone after failures, the last: {self._breaker.reason}"
             return [Failure(reason=reason)] * len(queries)
@@ -254,8 +257,8 @@ class _Server:
                 # One of them is too long, or makes the server fail: the others need not suffer.
                 half = len(queries) // 2
                 return [
-                    *self.ask(queries[:half], topk, until),
-                    *self.ask(queries[half:], topk, until),
+                    *self.ask(queries[:half], topk, until, most=2),
+                    *self.ask(queries[half:], topk, until, most=2),
                 ]
             if isinstance(error, _Again):
                 self._breaker.failed(str(error))
@@ -430,13 +433,9 @@ def _document(told: Any) -> Document | None:
         id = f"sha256:{hashlib.sha256(named).hexdigest()[:16]}"
     elif type(id) is int:
         id = str(id)
-    if not isinstance(id, str) or not all(map(_is_unicode, (id, title, text))):
+    if not isinstance(id, str) or not all(map(is_unicode, (id, title, text))):
         return None
     return Document(id=id, title=title, text=text)
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from sspjax.command_line import parser, run
 from sspjax.errors import UserError
 from sspjax.retrieval.client import open_retriever
+from sspjax.retrieval.source import KEY
 from sspjax.retrieval.store import open_corpus
 
 log = logging.getLogger("sspjax.retrieval.server")
 
-KEY = "SSPJAX_RETRIEVAL_KEY"
 KEEP_ALIVE_SECONDS = 75
 """A connection may rest as long as a decode call between two searches takes."""
 
@@ -69,9 +69,11 @@ def main(argv: Sequence[str]) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket (port 0: any free one); ServerError where there can be none."""
+    if not 0 <= port < 1 << 16:
+        raise ServerError(f"--port={port}: expected 0 to 65535; choose another")
     try:
         return socket.create_server((host, port), backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ServerError(
             f"--host={host} --port={port}: cannot listen there ({error}); choose another"
         ) from None

@@ -23,8 +23,8 @@ from pydantic import BaseModel, StrictBool, StrictInt
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from sspjax import __version__
-from sspjax.retrieval.client import Hit, InProcessRetriever
-from sspjax.retrieval.corpus import join_contents
+from sspjax.retrieval.client import INDEX_HEADER, Hit, InProcessRetriever
+from sspjax.retrieval.corpus import is_unicode, join_contents
 
 Hits = tuple[Hit, ...]
 Searching = Callable[[Sequence[str], int], Sequence[Hits]]
@@ -32,9 +32,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
-
-INDEX_HEADER = "X-Index"
-"""Says with every answer which index gave it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +114,11 @@ class Batcher:
         done = loop.run_in_executor(self._thread, self._search, queries, requests[0].topk)
         await asyncio.wait([done])
         error = done.exception()
+        if error and len(requests) > 1:
+            # One of them is to blame, and the others need not suffer.
+            for request in requests:
+                await self._answer([request])
+            return
         found = iter(() if error else done.result())
         for request in requests:
             if request.answer.done():
@@ -265,7 +267,7 @@ def application(retriever: InProcessRetriever, limits: Limits, *, key: str = "")
 
 def check_key(request: Request, key: str) -> None:
     """Raises 401 unless the request has the key, if there is one."""
-    given = request.headers.get("Authorization", "").encode()
+    given = request.headers.get("Authorization", "").encode("latin-1")
     if key and not hmac.compare_digest(given, f"Bearer {key}".encode()):
         raise HTTPException(
             401,
@@ -284,6 +286,9 @@ def check(asking: Asking, limits: Limits) -> None:
     ):
         if not least <= found <= most:
             raise HTTPException(422, f"{what}: expected {least} to {most}, got {found}")
+    for number, query in enumerate(asking.queries):
+        if not is_unicode(query):
+            raise HTTPException(422, f"query {number} holds half a surrogate pair; repair the text")
 
 
 def as_json(hit: Hit, scored: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
+from sspjax.errors import UserError
 from sspjax.rollout.acts import parse_act
 from sspjax.rollout.engine import Engine, Sampling, stream_key
 from sspjax.rollout.prompts import PromptSet, observation_turn, smallest_observation
@@ -365,8 +366,12 @@ def _timed(tool: Tool, arguments: list[str]) -> tuple[list[Observation], float]:
 
 
 def _answers(calls: Sequence[_Call], future: Future) -> tuple[list[Observation], float]:
-    """One observation a call and the seconds they took; raises ToolError."""
+    """One observation a call and the seconds they took; raises ToolError, or the UserError that
+    the tool raised.
+    """
     error = future.exception()
+    if isinstance(error, UserError):
+        raise error
     asked = f"{calls[0].act.value}: {len(calls)} calls, the first {calls[0].argument!r}"
     if error is not None:
         raise ToolError(

@@ -32,6 +32,7 @@ from game_parts import (
 )
 
 from sspjax.config import freeze
+from sspjax.errors import UserError
 from sspjax.learner.loss import PolicyModel, Rows, token_logprobs
 from sspjax.learner.pack import pack, update_shape
 from sspjax.metrics import CompileCounter
@@ -637,6 +638,17 @@ def test_a_broken_tool_stops_the_play_and_leaves_nothing_behind(
     for some in (prompts[:2], prompts):
         played = play(engine, weights(), some).trajectories
         assert ids_of(played).items() <= ids_of(standard().values()).items()
+
+
+def test_what_a_user_can_mend_is_told_as_it_is():
+    class Unusable:
+        def run(self, arguments):
+            raise UserError("expected another file")
+
+    with pytest.raises(UserError, match="^expected another file$"):
+        play(
+            engine_of(16), weights(), make_prompts(2, 2), make_rules(tools={Act.SEARCH: Unusable()})
+        )
 
 
 def test_parameters_that_diverged_leave_nothing_behind():
