@@ -120,8 +120,8 @@ class RetrievalConfig:
     """Queries of a request to a server."""
     timeout: float = 30.0
     """Seconds a server has for one try."""
-    retries: int = 8
-    """Further tries; after the last one a trajectory is left out of the loss."""
+    retries: int = 16
+    """Further tries, some two minutes; after the last one a trajectory is left out of the loss."""
     deadline: float = 180.0
     """Seconds that all tries of a round may take together."""
     record: str = ""

@@ -47,7 +47,7 @@ class Patience:
 
     timeout: float = 30.0
     """Seconds of one try."""
-    retries: int = 8
+    retries: int = 16
     """Further tries after the first."""
     deadline: float = 180.0
     """Seconds of a call, all tries together."""

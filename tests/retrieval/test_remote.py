@@ -307,6 +307,24 @@ def test_a_server_that_is_down_is_not_asked_for_every_query():
         client.close()
 
 
+def test_long_passages_and_long_queries():
+    """A passage of 2 MB arrives whole; a query of 100,000 characters fails alone, with a reason."""
+    long = Document(id="long", title="Long", text="weaving " * 250_000)
+    local = retriever_of(MemoryCorpus([*CORPUS, long]))
+    query = "weaving " * 12_500
+    assert local.search(["weaving"], 1) == local.search([query], 1) == [(long,)]
+    with serving(local) as url:
+        client = remote(url)
+        assert client.search(["weaving", query, "loom"], 1) == [
+            (long,),
+            None,
+            (CORPUS.document(3),),
+        ]
+        with pytest.raises(RetrievalError, match="characters of a query: expected 0 to 20000, got"):
+            client.search([query], 1)
+        client.close()
+
+
 def hit(id, score):
     return Hit(document=Document(id=id, title="", text=""), score=score)
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serving import CORPUS, retriever_of, serving
 
 from sspjax.retrieval.service import Batcher, Overloaded
@@ -106,6 +108,32 @@ def test_bad_bodies_are_refused_with_a_reason(http, body, status, reason):
     assert answer.status_code == status, answer.text
     assert reason in answer.json()["detail"]
     assert ask(http, queries=["ada"]).status_code == 200
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        st.sampled_from(("queries", "topk", "return_scores", "more")),
+        ANYTHING | st.lists(st.text(), max_size=9) | st.integers(-2, 12),
+    )
+    | ANYTHING,
+    st.sampled_from(("application/json", "text/plain", "application/json; charset=latin-1", "/")),
+)
+def test_any_json_is_answered_or_refused(http, body, kind):
+    sent = json.dumps(body).encode()
+    answer = http.post("/retrieve", content=sent, headers={"Content-Type": kind})
+    if answer.status_code == 200:
+        assert len(answer.json()["result"]) == len(body["queries"])
+    else:
+        assert answer.status_code in (400, 413, 422)
+        assert answer.json()["detail"]
 
 
 def test_a_large_body_in_chunks_of_unknown_number(http):
