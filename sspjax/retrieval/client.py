@@ -106,7 +106,12 @@ class InProcessRetriever:
 
 
 def open_retriever(
-    corpus: Corpus, folder: str | Path, *, encoder: str | None, threads: int = 0
+    corpus: Corpus,
+    folder: str | Path,
+    *,
+    encoder: str | None,
+    threads: int = 0,
+    remember: int = 1 << 16,
 ) -> InProcessRetriever:
     """Searches the index in a folder; `encoder` is the name the run expects it to have, if any.
 
@@ -120,7 +125,7 @@ def open_retriever(
             f"retrieval.encoder={loaded.name} or build the index with --encoder={encoder}"
         )
     index = load_index(folder, corpus=corpus.content_hash, encoder=loaded.config(), threads=threads)
-    return InProcessRetriever(corpus, loaded, index)
+    return InProcessRetriever(corpus, loaded, index, remember=remember)
 
 
 def make_retriever(corpus: Corpus, *, encoder: str, threads: int = 0) -> InProcessRetriever:

@@ -26,6 +26,9 @@ from sspjax.retrieval.store import open_corpus
 
 log = logging.getLogger("sspjax.retrieval.server")
 
+REMEMBER = 4096
+"""Queries whose results are kept: enough for groups that ask the same, and little memory. Clients
+keep more."""
 KEEP_ALIVE_SECONDS = 75
 """A connection may rest as long as a decode call between two searches takes."""
 
@@ -46,7 +49,11 @@ def main(argv: Sequence[str]) -> None:
     names = [field.name for field in dataclasses.fields(Limits)]
     limits = Limits(**{name: vars(options)[name] for name in names})
     retriever = open_retriever(
-        open_corpus(options.corpus), options.index, encoder=None, threads=options.threads
+        open_corpus(options.corpus),
+        options.index,
+        encoder=None,
+        threads=options.threads,
+        remember=REMEMBER,
     )
     listening = listen(options.host, options.port)
     log.info(
