@@ -118,6 +118,8 @@ def loaded(server: int, url: str, seconds: float, clients: int) -> dict:
         thread.start()
     time.sleep(WARM_UP)
     memory, cpu = used(server)
+    time.sleep(seconds / 2)
+    memory_half_way, _ = used(server)
     for thread in threads:
         thread.join()
     memory_after, cpu_after = used(server)
@@ -131,6 +133,7 @@ def loaded(server: int, url: str, seconds: float, clients: int) -> dict:
         "p99 / median": percentiles[98] / percentiles[49],
         "server CPU-ms a request": 1000 * (cpu_after - cpu) / len(took),
         "server MB after 2 s": memory / 1e6,
+        "server MB half-way": memory_half_way / 1e6,
         "server MB at the end": memory_after / 1e6,
     }
 

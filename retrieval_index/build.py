@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from sspjax.errors import UserError
-from sspjax.retrieval.corpus import Corpus, read_corpus
+from sspjax.retrieval.corpus import Corpus
 from sspjax.retrieval.encoder import Encoder, encode_corpus
 from sspjax.retrieval.encoders import ENCODERS, encoder_kind
 from sspjax.retrieval.index import IndexFolderError, build_index, measure_recall
+from sspjax.retrieval.store import open_corpus
 
 log = logging.getLogger("retrieval_index.build")
 
@@ -47,7 +48,7 @@ def build(
     queries = None if queries_path is None else read_queries(queries_path)
 
     began = time.perf_counter()
-    corpus = read_corpus(corpus_path)
+    corpus = open_corpus(corpus_path)
     log.info("read %d passages in %.1f s", len(corpus), time.perf_counter() - began)
 
     began = time.perf_counter()
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Build an index folder from a corpus and measure its recall.",
     )
     parser.add_argument(
-        "--corpus", type=Path, required=True, help="passages, .jsonl or .jsonl.gz: id and contents"
+        "--corpus", type=Path, required=True, help="passages, .jsonl or .jsonl.gz, or a store"
     )
     parser.add_argument(
         "--encoder", required=True, help=f"one of: {', '.join(ENCODERS)}, or a folder"

@@ -31,7 +31,9 @@ def recorded_config(root: str | Path, overrides: Sequence[tuple[str, str]] = ())
     Raises UserError where there is no run, ConfigError for what cannot be overridden so.
     """
     config = ConfigDict(to_dict(freeze(read_config(root)))).lock()
-    for key, value in overrides:
+    # A recording belongs to the run, which may still be writing it, and holds its searches alone.
+    own = (("retrieval.record", ""), ("retrieval.replay", ""))
+    for key, value in (*own, *overrides):
         override(config, key, value)
     return freeze(config)
 

@@ -7,10 +7,14 @@ import threading
 import time
 
 import pytest
-from miniature import assert_same_run
+from miniature import assert_same_run, config
 from processes import ROOT, python_environment
 
 from retrieval_index.build import build as build_index
+from sspjax.reopen import recorded_config
+from sspjax.retrieval.store import write_store
+from sspjax.train import own_corpus, retrieve
+from sspjax.workdir import Workdir
 
 STEPS = 3
 
@@ -23,6 +27,30 @@ def recorded(taught, tmp_path_factory):
     run.train({"steps": STEPS, "retrieval.record": folder / "searches.jsonl"})
     assert (folder / "searches.jsonl").stat().st_size > 1000
     return run
+
+
+def test_a_recording_is_left_alone_by_those_who_open_the_run(recorded):
+    assert recorded_config(recorded.workdir).retrieval.record == ""
+    given = recorded_config(recorded.workdir, [("retrieval.record", "FILE")])
+    assert given.retrieval.record == "FILE"
+
+
+def test_passages_and_index_from_a_store(recorded, tmp_path):
+    source = recorded.workdir / "world" / "corpus.jsonl.gz"
+    write_store(source, tmp_path / "store")
+    build_index(
+        corpus_path=tmp_path / "store",
+        encoder_name="tfidf",
+        out=tmp_path / "index",
+        queries_path=None,
+    )
+    own = config({"retrieval.corpus": tmp_path / "store", "retrieval.index": tmp_path / "index"})
+    workdir = Workdir(recorded.workdir)
+    stored = retrieve(own, own_corpus(own, workdir))
+    read = retrieve(config({}), own_corpus(config({}), workdir))
+    assert stored.content["corpus"] == read.content["corpus"]
+    queries = [d.title for d in own_corpus(own, workdir)][:20]
+    assert stored.search(queries, 2) == read.search(queries, 2)
 
 
 def test_replayed_without_an_index(recorded, taught, tmp_path):

@@ -213,7 +213,7 @@ class _Server:
         self._breaker = Breaker(patience.failures, patience.rest, clock)
         self._index: str | None = None
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {key}".encode()} if key else {},
+            headers={b"Authorization": f"Bearer {key}".encode()} if key else {},
             limits=httpx.Limits(max_connections=IN_FLIGHT + 1),
             trust_env=False,
         )
