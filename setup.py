@@ -26,7 +26,7 @@ setuptools.setup(
     packages=setuptools.find_namespace_packages(
         include=["sspjax", "sspjax.*", "retrieval_index", "retrieval_index.*"]
     ),
-    package_data={"": ["*.txt", "*.html", "*.css", "*.js"]},
+    package_data={"": ["*.txt", "*.jsonl", "*.html", "*.css", "*.js"]},
     install_requires=[
         "array_record>=0.8.6",
         "etils[epath]>=1.15.0",

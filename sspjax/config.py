@@ -14,6 +14,7 @@ import json
 import re
 import types
 import typing
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, dataclass_transform
 
@@ -136,7 +137,28 @@ class RetrievalConfig:
 
 @schema
 class JudgeConfig:
-    kind: Literal["exact"] = "exact"
+    kind: Literal["exact", "llm"] = "exact"
+    """`llm`: what is not literally an accepted answer is put to a language model."""
+    url: str = ""
+    """OpenAI-compatible service, up to and without /chat/completions: http://HOST:PORT/v1."""
+    model: str = ""
+    api_key_variable: str = ""
+    """Environment variable that holds the service's key; empty: none is sent."""
+    temperature: float = 0.0
+    max_tokens: int = 16
+    """Of a verdict."""
+    concurrency: int = 32
+    """Requests in flight, from each process."""
+    timeout: float = 30.0
+    """Seconds of one try."""
+    tries: int = 6
+    """Of a request, when the service is busy, silent or broken."""
+    backoff: float = 1.0
+    """Seconds before the second try, doubled for each further one up to 30."""
+    audit_every: int = 20
+    """Steps between comparisons of the model with exact match on a fixed set (0: never)."""
+    audit_floor: float = 0.9
+    """Share of agreement under which an alarm is logged."""
     max_failures: float = 0.05
     """Share of rollouts that may stay unscored in a step before the run stops."""
 
@@ -223,7 +245,8 @@ class SolverConfig(RoleConfig):
 
 @schema
 class VerifyConfig:
-    reader: Literal["solver", "none"] = "solver"
+    reader: Literal["solver", "judge", "none"] = "solver"
+    """Who reads: the solver's policy (paper), or the judge's model (its code)."""
     noise: int = 4
     noise_unit: Literal["passage", "blob"] = "passage"
     """One noise unit: a passage, or all that another proposer was shown."""
@@ -563,6 +586,13 @@ LEAST: Mapping[str, float] = {
             ("top_k", 0),
         )
     },
+    "judge.temperature": 0,
+    "judge.max_tokens": 1,
+    "judge.concurrency": 1,
+    "judge.timeout": 0.001,
+    "judge.tries": 1,
+    "judge.backoff": 0,
+    "judge.audit_every": 0,
     "verify.samples": 1,
     "verify.noise": 0,
     "verify.prompt_tokens": 1,
@@ -600,6 +630,7 @@ SHARES = (
     "warm_start.reader_share",
     "warm_start.lazy_one_hop",
     "warm_start.lazy_two_hop",
+    "judge.audit_floor",
     "judge.max_failures",
     "proposer.top_p",
     "solver.top_p",
@@ -660,6 +691,8 @@ def _cross_check(c: RunConfig) -> None:
     values = _by_key(to_dict(c))
     for key, low in LEAST.items():
         need(values[key] >= low, f"config.{key}={values[key]}: must be at least {low}")
+    for key, high in MOST.items():
+        need(values[key] <= high, f"config.{key}={values[key]}: must be at most {high}")
     for key in SHARES:
         need(0 <= values[key] <= 1, f"config.{key}={values[key]}: must be in 0..1")
     for name, role in (("proposer", c.proposer), ("solver", c.solver)):
@@ -753,6 +786,7 @@ def _cross_check(c: RunConfig) -> None:
         sum(a == -1 for a in axes) <= 1 and all(a == -1 or a >= 1 for a in axes),
         f"config.mesh: data, fsdp, tensor = {axes}: each at least 1, one of them may be -1",
     )
+    _check_judge(c)
     need(
         c.model.vocab_size % 128 == 0,
         f"config.model.vocab_size={c.model.vocab_size}: must be a multiple of 128",
@@ -819,3 +853,48 @@ def _cross_check(c: RunConfig) -> None:
         "config.model.tokenizer='': without retrieval.corpus there is no text to train one on; "
         "name one",
     )
+
+
+MOST: Mapping[str, float] = {
+    "judge.concurrency": 1024,
+    "judge.timeout": 3600,
+    "judge.tries": 20,
+    "judge.backoff": 30,
+}
+"""Highest value of a number that only a slip makes larger."""
+
+
+def _check_judge(c: RunConfig) -> None:
+    """The service behind judge and reader; what may be a secret is not repeated."""
+    judge = c.judge
+    wanted = [
+        name
+        for name, chosen in (
+            ("judge.kind=llm", judge.kind == "llm"),
+            ("verify.reader=judge", c.verify.reader == "judge"),
+        )
+        if chosen
+    ]
+    if not wanted:
+        return
+    for key, value in (("url", judge.url), ("model", judge.model)):
+        if not value:
+            raise ConfigError(f"config.judge.{key}='': {' and '.join(wanted)} needs it")
+    if "@" in judge.url or "?" in judge.url:
+        raise ConfigError(
+            "config.judge.url: holds a name, a key or a query; put the key into an environment "
+            "variable and its name into judge.api_key_variable"
+        )
+    try:
+        address = urllib.parse.urlsplit(judge.url)
+        complete = address.scheme in ("http", "https") and bool(address.hostname)
+        complete &= address.port != 0 and judge.url.isprintable()
+    except ValueError:
+        complete = False
+    if not complete:
+        raise ConfigError(f"config.judge.url={judge.url}: expected http://HOST:PORT/v1, or https")
+    if not re.fullmatch("([A-Z_][A-Z0-9_]*)?", judge.api_key_variable):
+        raise ConfigError(
+            "config.judge.api_key_variable: expected the name of an environment variable, in "
+            "capitals, got something else (not shown, it may be the key itself)"
+        )

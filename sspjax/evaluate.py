@@ -118,19 +118,25 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> rich.table.Table:
-    """Exact match and F1 of every benchmark, and the averages of the former."""
+    """Exact match and F1 of every benchmark, the judge's share where there is one, and averages."""
+    judged = "judge_avg" in summary
+    columns = {"em": "EM", "f1": "F1", **({"judge": "judge"} if judged else {})}
     shown = rich.table.Table()
     shown.add_column("benchmark")
-    for name in ("EM", "F1", "questions"):
+    for name in (*columns.values(), "questions"):
         shown.add_column(name, justify="right")
     for name, own in summary["benchmarks"].items():
-        numbers = ("none" if own[key] is None else f"{own[key]:.1f}" for key in ("em", "f1"))
-        shown.add_row(name, *numbers, str(own["count"]))
+        shown.add_row(name, *(_shown(own[key]) for key in columns), str(own["count"]))
     shown.add_section()
     for label, key in (("general", "general_avg"), ("multi-hop", "multihop_avg"), ("all", "avg")):
         if summary[key] is not None:
-            shown.add_row(f"mean, {label}", f"{summary[key]:.1f}", "", "")
+            last = [_shown(summary["judge_avg"])] if judged and key == "avg" else []
+            shown.add_row(f"mean, {label}", _shown(summary[key]), "", *last)
     return shown
+
+
+def _shown(percent: float | None) -> str:
+    return "none" if percent is None else f"{percent:.1f}"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -20,8 +20,8 @@ from sspjax.retrieval.client import RetrievalError, Retriever
 from sspjax.rollout.conversation import Watch
 from sspjax.rollout.prompts import PROMPTS, PromptTooLong, reader_prompt, solver_prompt
 from sspjax.rollout.tokenizer import Tokenizer
-from sspjax.self_play.exact import f1
-from sspjax.self_play.judge import JUDGES, judge_groups
+from sspjax.self_play.exact import exact_match, f1
+from sspjax.self_play.judge import Judge, judge_groups
 from sspjax.types import Act, Document, Group, Prompt, Question, Role, Turn
 
 GENERAL = ("nq", "triviaqa", "popqa")
@@ -36,6 +36,7 @@ class Examiner:
     players: Players
     tokenizer: Tokenizer
     retriever: Retriever
+    judge: Judge
 
     def answer(
         self,
@@ -58,7 +59,7 @@ class Examiner:
             rules = dataclasses.replace(rules, max_turns=1)
         rollouts = self.players.play(role, prompts, rules=rules, randomness=randomness, watch=watch)
         groups = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
-        return judge_groups(questions, groups, JUDGES[self.config.judge.kind])
+        return judge_groups(questions, groups, self.judge)
 
     def _prompts(self, questions: Sequence[Question], mode: str) -> list[Prompt]:
         prompt_set = PROMPTS[self.config.model.prompts]
@@ -118,44 +119,56 @@ def benchmarks(config: RunConfig, world: Path) -> dict[str, tuple[Question, ...]
     }
 
 
-def score(groups: Sequence[Group]) -> dict[str, float | None]:
-    """EM and F1 of a benchmark in 0..100: means over questions of means over judged samples.
+def score(groups: Sequence[Group], *, judged: bool = False) -> dict[str, float | None]:
+    """EM and F1 of a benchmark in 0..100: means over questions of means over finished samples.
 
-    None where nothing was judged: a tool that is down is no wrong answer.
+    With `judged` also `judge`, the same mean of the verdicts, and `judge_lost`, the samples that
+    got none. `count` and `unjudged` are questions: with and without a finished sample. A score is
+    None where there is nothing to take it from: a tool that is down is no wrong answer.
     """
-    judged = [g for g in groups if g.judged]
-    f1s = [
-        statistics.fmean(
-            f1(rollout.answer or "", group.question.answers)
-            for rollout, correct in zip(group.rollouts, group.correct, strict=True)
-            if correct is not None
-        )
-        for group in judged
+    finished = [
+        [rollout.answer or "" for rollout in group.rollouts if not rollout.failed]
+        for group in groups
     ]
-    return {
-        "em": 100 * statistics.fmean(g.success_rate or 0.0 for g in judged) if judged else None,
-        "f1": 100 * statistics.fmean(f1s) if f1s else None,
-        "count": len(judged),
-        "unjudged": len(groups) - len(judged),
+    answered = [
+        (group.question.answers, said) for group, said in zip(groups, finished, strict=True) if said
+    ]
+    row = {
+        "em": _percent([[exact_match(s, golds) for s in said] for golds, said in answered]),
+        "f1": _percent([[f1(s, golds) for s in said] for golds, said in answered]),
+        "count": len(answered),
+        "unjudged": len(groups) - len(answered),
     }
+    if judged:
+        verdicts = sum(len(group.judged) for group in groups)
+        row["judge"] = _percent([group.judged for group in groups if group.judged])
+        row["judge_lost"] = sum(map(len, finished)) - verdicts
+    return row
+
+
+def _percent(samples: Sequence[Sequence[float]]) -> float | None:
+    return 100 * statistics.fmean(map(statistics.fmean, samples)) if samples else None
 
 
 def summarise(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
     """`{"benchmarks": {name: scores}, "general_avg", "multihop_avg", "avg"}`; averages of EM, over
-    the benchmarks that have one.
+    the benchmarks that have one. Where verdicts are among the scores, `judge_avg` of them too.
     """
 
-    def mean(names: Sequence[str]) -> float | None:
-        found = [scores[name]["em"] for name in names if name in scores]
-        known = [em for em in found if em is not None]
+    def mean(names: Sequence[str], key: str = "em") -> float | None:
+        found = [scores[name].get(key) for name in names if name in scores]
+        known = [value for value in found if value is not None]
         return statistics.fmean(known) if known else None
 
-    return {
+    summary = {
         "benchmarks": {name: dict(own) for name, own in scores.items()},
         "general_avg": mean(GENERAL),
         "multihop_avg": mean(MULTI_HOP),
         "avg": mean(tuple(scores)),
     }
+    if any("judge" in own for own in scores.values()):
+        summary["judge_avg"] = mean(tuple(scores), "judge")
+    return summary
 
 
 def examine(
@@ -171,7 +184,9 @@ def examine(
     groups = examiner.answer(everything, how, randomness=randomness, watch=watch)
     scores, start = {}, 0
     for name, own in questions.items():
-        scores[name] = score(groups[start : start + len(own)])
+        scores[name] = score(
+            groups[start : start + len(own)], judged=examiner.config.judge.kind != "exact"
+        )
         start += len(own)
     return summarise(scores), groups
 
@@ -193,7 +208,13 @@ def watching(progress: Progress) -> Watch:
 
 
 def metrics_row(summary: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/<benchmark>/em` and `eval/avg/em` of a summary, as far as there are any."""
-    row = {f"eval/{name}/em": own["em"] for name, own in summary["benchmarks"].items()}
-    row["eval/avg/em"] = summary["avg"]
-    return {name: em for name, em in row.items() if em is not None}
+    """`eval/<benchmark>/em` and `eval/avg/em` of a summary, as far as there are any, and the same
+    of `judge`.
+    """
+    row = {
+        f"eval/{name}/{key}": own.get(key)
+        for key in ("em", "judge")
+        for name, own in summary["benchmarks"].items()
+    }
+    row |= {"eval/avg/em": summary["avg"], "eval/avg/judge": summary.get("judge_avg")}
+    return {name: value for name, value in row.items() if value is not None}

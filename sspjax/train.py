@@ -9,13 +9,14 @@ Run again with the same workdir, it resumes. `self_play_step` is the algorithm (
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sspjax.data.miniwiki import make_world, write_world
 from sspjax.errors import UserError
 from sspjax.examiner import Examiner, benchmarks, examine, metrics_row, summarise
 from sspjax.fluency import demonstrated, least_logprobs
+from sspjax.judges.referee import Referee, open_referee
 from sspjax.learner.advantages import ADVANTAGES, Scores
 from sspjax.mesh import Layout, train_layout
 from sspjax.metrics import (
@@ -64,7 +66,7 @@ from sspjax.self_play.board import SHORTFALL, Board, substituted
 from sspjax.self_play.counts import step_counts
 from sspjax.self_play.filters import first_failure
 from sspjax.self_play.gates import after_solving, before_reading, fluency_threshold
-from sspjax.self_play.judge import JUDGES, Judge, judge_groups
+from sspjax.self_play.judge import judge_groups
 from sspjax.self_play.memory import host_state_from_json, host_state_to_json
 from sspjax.self_play.questions import parse_question
 from sspjax.self_play.replay import after_step, remember
@@ -104,6 +106,7 @@ class Game:
     seeds: SeedSource
     tokenizer: Tokenizer
     players: Players
+    referee: Referee
     trainer: Trainer
     reference: Mapping[str, Params]
     """Frozen start of every policy, for the KL term and the fluency gate; empty without both."""
@@ -201,18 +204,18 @@ def play_round(
 ) -> Round:
     """Steps 8 to 12; `again` is appended to the groups' names. Donates `state`."""
     c, players, time = game.config, game.players, game.timers.measure
-    proposals, judge = asked.proposals, JUDGES[c.judge.kind]
+    proposals, judge = asked.proposals, game.referee.judge
 
     # 8. Every question on the board is played by a group of solvers, and 9. judged.
     with time("gen/solver"):
         n = c.solver.group_size
         prompts = [p for q in board.questions for p in [solve(game, q, again)] * n]
         rollouts = players.play(Role.SOLVER, prompts, randomness=randomness)
-        greedy = greedy_rewards(game, board, randomness, judge)
+        greedy = greedy_rewards(game, board, randomness)
     with time("judge"):
         tries = [rollouts[i * n : (i + 1) * n] for i in range(len(board.questions))]
         groups = judge_groups(board.questions, tries, judge)
-    refuse_failures(c, step, asked.trajectories, groups)
+    refuse_failures(c, step, asked, groups)
 
     # 10. The last gate: solvers who all miss the answer and agree on another outvote the question.
     if c.verify.consensus:
@@ -260,9 +263,9 @@ class Asked:
     counts: VerifyCounts
 
     @property
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        """Everything that was played."""
-        return (*(p.trajectory for p in (*self.proposals, *self.discarded)), *self.readings)
+    def drafts(self) -> tuple[Trajectory, ...]:
+        """What all proposers played, whatever became of it."""
+        return tuple(p.trajectory for p in (*self.proposals, *self.discarded))
 
 
 def ask(game: Game, cursor: int, randomness: Sequence[object]) -> Asked:
@@ -321,8 +324,8 @@ def one_try(game: Game, cursor: int, count: int, randomness: Sequence[object], n
             c.verify,
             stream=lambda name: stream(randomness, name),
             reader_prompt=lambda q, documents, group: read(game, q, documents, group),
-            read=lambda prompts: players.play(Role.READER, prompts, randomness=randomness),
-            judge=JUDGES[c.judge.kind],
+            read=lambda prompts: readings(game, prompts, randomness),
+            judge=game.referee.judge,
         )
     return Asked(
         cursor=cursor,
@@ -333,9 +336,16 @@ def one_try(game: Game, cursor: int, count: int, randomness: Sequence[object], n
     )
 
 
-def greedy_rewards(
-    game: Game, board: Board, randomness: Sequence[object], judge: Judge
-) -> list[float | None]:
+def readings(
+    game: Game, prompts: Sequence[Prompt], randomness: Sequence[object]
+) -> tuple[Trajectory, ...]:
+    """Step 5's model call: the solver's policy reads, or the judge's model."""
+    if game.referee.reader is None:
+        return game.players.play(Role.READER, prompts, randomness=randomness)
+    return game.referee.reader.read(prompts, randomness=randomness)
+
+
+def greedy_rewards(game: Game, board: Board, randomness: Sequence[object]) -> list[float | None]:
     """Reward of the solver's most likely answer to each question: the baseline of ReMax."""
     if game.config.solver.estimator != "remax":
         return []
@@ -344,20 +354,25 @@ def greedy_rewards(
     # A name of their own: a trajectory's id says which group it is compared in.
     prompts = [dataclasses.replace(p, group=f"{p.group}/greedy") for p in prompts]
     rollouts = game.players.play(Role.SOLVER, prompts, randomness=randomness, rules=rules)
-    groups = judge_groups(board.questions, [[r] for r in rollouts], judge)
+    groups = judge_groups(board.questions, [[r] for r in rollouts], game.referee.judge)
     terms = game.config.solver.rewards
     return [reward_rollouts(g, terms)[0].value for g in groups]
 
 
-def refuse_failures(
-    c: RunConfig, step: int, others: Sequence[Trajectory], groups: Sequence[Group]
-) -> None:
+class TooManyFailures(UserError, RuntimeError):
+    """Tools or judge failed so often that what is left is no sample to learn from."""
+
+
+def refuse_failures(c: RunConfig, step: int, asked: Asked, groups: Sequence[Group]) -> None:
     """Stops the run when tools or judge fail too often: failures are no outcomes to learn from."""
-    failed = [t.failed for t in others] + [x is None for g in groups for x in g.correct]
-    share = sum(failed) / max(1, len(failed))
+    verdicts = [x for g in groups for x in g.correct]
+    played = len(asked.drafts) + len(asked.readings) + len(verdicts)
+    failed = sum(t.failed for t in asked.drafts) + asked.counts.unjudged
+    failed += sum(x is None for x in verdicts)
+    share = failed / max(1, played)
     if share > c.judge.max_failures:
-        raise UserError(
-            f"step {step}: {sum(failed)} of {len(failed)} rollouts got no tool answer or no "
+        raise TooManyFailures(
+            f"step {step}: {failed} of {played} rollouts got no tool answer or no "
             f"verdict ({share:.0%}), more than config.judge.max_failures={c.judge.max_failures}; "
             "mend the retriever or the judge and run again, it goes on from the last checkpoint"
         )
@@ -391,8 +406,10 @@ def solve(game: Game, question: Question, again: str = "") -> Prompt:
 def read(game: Game, question: Question, documents: Sequence[Document], group: str) -> Prompt:
     """The reader's prompt, of any length: `verify` holds it to the budget."""
     c = game.config
+    # Another model is told in words, whatever marks our own policy was taught to read.
+    prompt_set = "ssp" if c.verify.reader == "judge" else c.model.prompts
     prompt = reader_prompt(
-        PROMPTS[c.model.prompts], game.tokenizer, question, documents, group, UNLIMITED
+        PROMPTS[prompt_set], game.tokenizer, question, documents, group, UNLIMITED
     )
     assert prompt is not None
     return prompt
@@ -485,6 +502,13 @@ class Setup:
     decoder: DecoderConfig
     layout: Layout
     players: Players
+    records: bool
+    """Whether it is the run itself, and may write into its workdir."""
+
+    @functools.cached_property
+    def referee(self) -> Referee:
+        """Opened where somebody is judged; asking a question does not need it."""
+        return open_referee(self.config, self.workdir.judge, records=self.records)
 
     @functools.cached_property
     def trainer(self) -> Trainer:
@@ -498,6 +522,7 @@ class Setup:
             players=self.players,
             tokenizer=self.tokenizer,
             retriever=self.retriever,
+            judge=self.referee.judge,
         )
 
 
@@ -512,7 +537,8 @@ def build(config: RunConfig, root: str | Path, *, force: bool = False) -> Setup:
     retriever = retrieve(config, corpus)
     workdir.claim(config, decoder, retriever.content, force=force)
     make_own_tokenizer(config, workdir, corpus)
-    return assemble(config, workdir, decoder, retriever, load_tokenizer(workdir.tokenizer))
+    tokenizer = load_tokenizer(workdir.tokenizer)
+    return assemble(config, workdir, decoder, retriever, tokenizer, records=True)
 
 
 def described(config: RunConfig) -> DecoderConfig:
@@ -528,6 +554,8 @@ def assemble(
     decoder: DecoderConfig,
     retriever: NamedRetriever,
     tokenizer: Tokenizer,
+    *,
+    records: bool = False,
 ) -> Setup:
     """Players of a policy's shape, with their language and their passages."""
     check_language(config, tokenizer, decoder)
@@ -540,6 +568,7 @@ def assemble(
         decoder=decoder,
         layout=layout,
         players=Players(config, decoder, layout, tokenizer, retriever),
+        records=records,
     )
 
 
@@ -642,6 +671,8 @@ def learn(setup: Setup, console: rich.console.Console) -> None:
         log.warning(caution)
     seeds = own_seeds(config, setup.workdir)
     check_seeds(setup, seeds)
+    setup.referee.check()
+    setup.referee.audit(0)
     questions = benchmarks(config, setup.workdir.world) if config.eval.every else {}
     checkpoints = Checkpoints(setup.workdir.checkpoints("self_play"), config.checkpoint.keep)
     with checkpoints, CompileCounter() as compiles:
@@ -652,6 +683,7 @@ def learn(setup: Setup, console: rich.console.Console) -> None:
             seeds=seeds,
             tokenizer=setup.tokenizer,
             players=setup.players,
+            referee=setup.referee,
             trainer=setup.trainer,
             reference=reference,
             fluency_threshold=threshold,
@@ -742,11 +774,11 @@ def self_play(
     progress = Progress("self-play", c.steps, console=console, done=done)
     for step in range(done + 1, c.steps + 1):
         compiles.take()
-        with game.timers.measure("step"):
+        with game.timers.measure("step"), kept(checkpoints, step - 1, state, host):
             result = self_play_step(game, state, host, step)
         state = result.state
         row = {**result.row, **truth_metrics(oracle, result.proposals)} if oracle else result.row
-        row |= work_metrics(game)
+        row |= work_metrics(game) | game.referee.take_counts() | game.referee.audit(step)
         if c.eval.every and step % c.eval.every == 0:
             row |= metrics_row(evaluation(setup, state, step, questions, c.eval)[0])
         row["perf/compiles"] = compiles.take()
@@ -764,6 +796,21 @@ def self_play(
         progress.update(step, row["solver/success_rate"])
     progress.close()
     writer.close()
+
+
+@contextlib.contextmanager
+def kept(checkpoints: Checkpoints, done: int, state: TrainState, host: HostState) -> Iterator[None]:
+    """Where the step after `done` is refused, what it started from is saved before the run stops.
+
+    With mini-epochs the state may be gone by then; the last checkpoint is what is left.
+    """
+    try:
+        yield
+    except TooManyFailures:
+        checkpoints.wait()
+        if checkpoints.latest() != done and not state.step.is_deleted():
+            checkpoints.save(done, state, host_state_to_json(host))
+        raise
 
 
 def evaluation(

@@ -277,6 +277,14 @@ class Group:
         return tuple(c for c in self.correct if c is not None)
 
     @property
+    def settled(self) -> bool:
+        """Enough is judged to compare: two rollouts, or the only one there is.
+
+        A group that is not is left out of the loss, its proposer's too, and of replay.
+        """
+        return len(self.judged) >= min(2, len(self.rollouts)) > 0
+
+    @property
     def success_rate(self) -> float | None:
         """Share of right answers among the judged rollouts; None when nothing was judged."""
         return sum(self.judged) / len(self.judged) if self.judged else None

@@ -17,6 +17,9 @@ FREE = frozenset(
     {"steps", "checkpoint", "eval", "save_trajectories", "mesh", "rollout", "model.check_finite"}
     | {f"retrieval.{name}" for name in ("url", "batch", "timeout", "retries", "deadline")}
     | {f"retrieval.{name}" for name in ("record", "replay")}
+    | {"judge.url", "judge.api_key_variable", "judge.concurrency", "judge.timeout"}
+    | {"judge.tries", "judge.backoff", "judge.max_failures"}
+    | {"judge.audit_every", "judge.audit_floor"}
 )
 """Groups and keys that may change from start to start: none changes what a step samples."""
 
@@ -38,6 +41,11 @@ class Workdir:
     @property
     def world(self) -> Path:
         return self.root / "world"
+
+    @property
+    def judge(self) -> Path:
+        """Folder of the judge's journals."""
+        return self.root / "judge"
 
     def checkpoints(self, phase: str) -> Path:
         """Folder of a phase: `warm_start`, `self_play` or `reference`."""

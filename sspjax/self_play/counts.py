@@ -66,7 +66,9 @@ def step_counts(
         **_rejected(proposals),
         "selfplay/verify_noise_missing": float(verification.noise_missing),
         "selfplay/verify_noise_dropped": float(verification.noise_dropped),
+        "selfplay/verify_unjudged": float(verification.unjudged),
         "selfplay/unjudged": float(sum(c is None for g in groups for c in g.correct)),
+        "selfplay/unsettled": float(sum(not g.settled for g in groups)),
         "solver/success_rate": _mean(c for g in new for c in g.judged),
         **_role("proposer", [p.trajectory for p in proposals], proposer_rewards),
         **_role(

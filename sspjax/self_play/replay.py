@@ -19,13 +19,13 @@ def remember(
 
     `groups` are those newly accepted in `step`; with `duplicates`, all that a proposer ever asked.
     A text that is asked again takes its last answer, evidence and success rate and becomes the
-    newest; with `duplicates` it is there twice. A group of which nothing was judged is not stored:
-    nobody knows whether its question can be solved.
+    newest; with `duplicates` it is there twice. A group that is not `settled` is not stored: nobody
+    knows how hard its question is.
     """
     played = [
         Replayed(question=group.question, success_rate=group.success_rate, step=step)
         for group in groups
-        if group.success_rate is not None
+        if group.settled and group.success_rate is not None
     ]
     if duplicates:
         return (*store, *played)

@@ -72,7 +72,7 @@ def bell(proposal: Proposal, group: Group, p: float, config: ProposerConfig) -> 
 def few_right(proposal: Proposal, group: Group, p: float, config: ProposerConfig) -> float:
     """(n - k) / (n - 1) with k of n right: 1 for a single one, 0 for all and for none (Dr. Zero).
 
-    0 as well where only one rollout was judged: there is nobody else to be wrong.
+    0 as well in a group of one: there is nobody else to be wrong.
     """
     n, k = len(group.judged), sum(group.judged)
     return (n - k) / (n - 1) if n > 1 and k > 0 else 0.0
@@ -110,7 +110,7 @@ def reward_proposals(
 
     A rejected proposal earns `config.invalid`, whatever question fills its slot: a replayed one
     never pays the proposer that failed. Unpaid are those that nobody judged: a tool failed while it
-    was proposed, its verification had an error, or no solver of its group was judged.
+    was proposed, its verification had an error, or its group is not `settled`.
 
     `groups` may hold other groups; every accepted proposal's must be there (else ValueError).
     """
@@ -134,7 +134,7 @@ def reward_proposals(
                 f"proposal, got groups of {sorted(by_uid)}"
             )
         p = group.success_rate
-        if p is None:
+        if p is None or not group.settled:
             return UNPAID
         return _sum({name: term(proposal, group, p, config) for name, term in terms.items()})
 
@@ -142,11 +142,13 @@ def reward_proposals(
 
 
 def reward_rollouts(group: Group, names: Sequence[str]) -> tuple[Reward, ...]:
-    """One reward a rollout of the group, in order; unpaid where it was not judged."""
+    """One reward a rollout of the group, in order; unpaid where it was not judged, and all of a
+    group that is not `settled`.
+    """
     terms = _chosen(SOLVER_TERMS, names, "solver")
     return tuple(
         UNPAID
-        if right is None
+        if right is None or not group.settled
         else _sum({name: term(group.question, rollout, right) for name, term in terms.items()})
         for rollout, right in zip(group.rollouts, group.correct, strict=True)
     )

@@ -43,7 +43,7 @@ Unit = tuple[Document, ...]
 
 @noun
 class VerifyCounts:
-    """What became of the noise, over all readings."""
+    """What became of the noise and of the readings, over all questions."""
 
     noise_asked: int = 0
     """In units of `verify.noise_unit`, as all of these."""
@@ -51,12 +51,15 @@ class VerifyCounts:
     """What the batch could not provide."""
     noise_dropped: int = 0
     """What did not fit into the reader's prompt."""
+    unjudged: int = 0
+    """Readings that failed or got no verdict."""
 
     def __add__(self, other: VerifyCounts) -> VerifyCounts:
         return VerifyCounts(
             noise_asked=self.noise_asked + other.noise_asked,
             noise_missing=self.noise_missing + other.noise_missing,
             noise_dropped=self.noise_dropped + other.noise_dropped,
+            unjudged=self.unjudged + other.unjudged,
         )
 
 
@@ -139,6 +142,7 @@ def verify(
             noise_asked=config.noise * config.samples * len(readable),
             noise_missing=sum(plan.missing for _, plan in readable),
             noise_dropped=sum(plan.dropped for _, plan in readable),
+            unjudged=sum(c is None for g in groups for c in g.correct),
         ),
     )
 
