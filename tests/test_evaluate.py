@@ -278,14 +278,16 @@ def group(answers: Sequence[str | None], correct: Sequence[bool | None]) -> Grou
     ids = np.zeros(1, np.int32)
     prompt = Prompt(role=Role.SOLVER, subject=question, group="q", messages=(), token_ids=ids)
 
-    def rollout(answer: str | None) -> Trajectory:
+    def rollout(answer: str | None, right: bool | None) -> Trajectory:
         act = Act.NONE if answer is None else Act.ANSWER
         turn = Turn(
             token_ids=ids, logprobs=ids, sampled=True, text="", act=act, argument=answer or ""
         )
-        return Trajectory(uid="q", prompt=prompt, turns=(turn,), stop=Stop.ANSWER, policy_step=0)
+        stop = Stop.TOOL_FAILED if right is None and answer is None else Stop.ANSWER
+        return Trajectory(uid="q", prompt=prompt, turns=(turn,), stop=stop, policy_step=0)
 
-    return Group(question=question, rollouts=tuple(map(rollout, answers)), correct=tuple(correct))
+    rollouts = tuple(map(rollout, answers, correct))
+    return Group(question=question, rollouts=rollouts, correct=tuple(correct))
 
 
 def test_scores_are_means_over_questions_of_means_over_judged_samples():
@@ -304,6 +306,32 @@ def test_scores_are_means_over_questions_of_means_over_judged_samples():
         "count": 3,
         "unjudged": 1,
     }
+
+
+def test_verdicts_are_a_score_of_their_own():
+    """A judge that says yes to another wording, and gives no verdict on the last answer."""
+    groups = [
+        group(["the Countess", "Ada"], [True, True]),
+        group(["nobody", None], [False, None]),
+        group(["somebody"], [None]),
+    ]
+    scores = score(groups, judged=True)
+    assert scores == {
+        "em": pytest.approx(100 * (0.5 + 0 + 0) / 3),
+        "f1": pytest.approx(100 * ((1 + 2 / 3) / 2 + 0 + 0) / 3),
+        "judge": pytest.approx(100 * (1 + 0) / 2),
+        "judge_lost": 1,
+        "count": 3,
+        "unjudged": 0,
+    }
+    summary = summarise({"nq": scores, "popqa": score(groups[:1], judged=True)})
+    assert summary["judge_avg"] == 75.0
+    row = metrics_row(summary)
+    assert (row["eval/nq/judge"], row["eval/popqa/judge"], row["eval/avg/judge"]) == (50, 100, 75)
+    screen = io.StringIO()
+    rich.console.Console(file=screen, width=80).print(evaluate.table(summary))
+    assert re.search(r"nq\W+16\.7\W+27\.8\W+50\.0\W+3\b", screen.getvalue())
+    assert re.search(r"mean, all\W+33\.3\W+75\.0\b", screen.getvalue())
 
 
 def test_what_nobody_judged_is_not_wrong():

@@ -69,9 +69,11 @@ class Clerk:
         return replies
 
     def take_counts(self) -> dict[str, float]:
-        """`<name>/asked` and so on since the last call."""
+        """`perf/<name>_asked` and so on since the last call: what a resumed run need not ask again
+        differs, so they are amounts of work.
+        """
         counts, self._counts = self._counts, Asked()
-        return {f"{self.name}/{k}": float(v) for k, v in dataclasses.asdict(counts).items()}
+        return {f"perf/{self.name}_{k}": float(v) for k, v in dataclasses.asdict(counts).items()}
 
     def _count(self, replies: Sequence[str | None], sent: int) -> None:
         self._counts.asked += len(replies)

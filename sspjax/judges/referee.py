@@ -19,7 +19,7 @@ from sspjax.judges.clerk import Clerk, together
 from sspjax.judges.journal import Journal
 from sspjax.judges.llm import LlmJudge, verdict
 from sspjax.judges.reader import ChatReader
-from sspjax.self_play.judge import Judge, exact
+from sspjax.self_play.judge import JUDGES, Judge
 from sspjax.types import Message
 
 
@@ -32,7 +32,7 @@ class Referee:
     """Judge and reader of a run, with the clerks who ask for them."""
 
     config: JudgeConfig
-    judge: Judge = exact
+    judge: Judge
     reader: ChatReader | None = None
     """None: a policy reads."""
     chat: Chat | None = None
@@ -83,7 +83,7 @@ def open_referee(
     """
     wants_judge, wants_reader = config.judge.kind == "llm", config.verify.reader == "judge"
     if not wants_judge and not wants_reader:
-        return Referee(config=config.judge)
+        return Referee(config=config.judge, judge=JUDGES[config.judge.kind])
     own = config.judge
     chat = Chat(
         own.url,
@@ -102,7 +102,7 @@ def open_referee(
     readings = clerk("reader", lambda reply: bool(said(reply))) if wants_reader else None
     return Referee(
         config=own,
-        judge=exact if verdicts is None else LlmJudge(verdicts, own),
+        judge=JUDGES[own.kind] if verdicts is None else LlmJudge(verdicts, own),
         reader=None if readings is None else ChatReader(readings, own, config.verify),
         chat=chat,
         clerks=tuple(c for c in (verdicts, readings) if c is not None),

@@ -10,7 +10,7 @@ from sspjax.self_play.judge import exact
 def audited(script, **settings):
     with serving(script) as service:
         config = JudgeConfig(kind="llm", url=service.url, model="m", **settings)
-        chat = Chat(service.url, tries=1, timeout=5.0, concurrency=4)
+        chat = Chat(service.url, tries=1, timeout=30.0, concurrency=4)
         return audit(chat.complete, config), service
 
 

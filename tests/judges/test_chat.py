@@ -18,7 +18,7 @@ def ask(content, **settings):
 
 
 def chat(service, **settings):
-    given = {"tries": 3, "backoff": 0.001, "timeout": 5.0, "concurrency": 4, **settings}
+    given = {"tries": 3, "backoff": 0.001, "timeout": 30.0, "concurrency": 4, **settings}
     return Chat(service.url, **given)
 
 
@@ -53,7 +53,7 @@ def test_what_is_sent():
 
 
 def test_replies_are_in_order_and_no_more_than_allowed_are_in_flight():
-    with serving(lambda request: text(request["messages"][0]["content"], delay=0.01)) as service:
+    with serving(lambda request: text(request["messages"][0]["content"], delay=0.05)) as service:
         assert complete(service, 20) == [f"question {i}" for i in range(20)]
     assert 1 < service.most_in_flight <= 4
 
@@ -67,7 +67,7 @@ PASSING = {
     "500": Reply(status=500, body=b"<html>oops</html>"),
     "503": Reply(status=503),
     "hang-up": Reply(hang_up=True),
-    "slow": text("late", delay=0.4),
+    "slow": text("late", delay=10.0),
     "no JSON": Reply(body=b"<html>welcome</html>"),
     "another JSON": Reply(body=b'{"choices": []}'),
     "nested": Reply(body=b"[" * 100_000),
@@ -77,10 +77,15 @@ PASSING = {
 }
 
 
+def patience(trouble):
+    """Short only where it is waited for: this machine may be busy."""
+    return 1.0 if trouble == "slow" else 30.0
+
+
 @pytest.mark.parametrize("trouble", PASSING)
 def test_trouble_that_passes_is_tried_again(trouble):
     with serving(in_turn(PASSING[trouble], text("yes"))) as service:
-        assert complete(service, timeout=0.2) == ["yes"]
+        assert complete(service, timeout=patience(trouble)) == ["yes"]
     assert len(service.requests) == 2
 
 
@@ -91,11 +96,11 @@ def test_trouble_that_stays_is_a_lost_request(trouble, caplog):
         "500": "HTTP 500: <html>oops</html>",
         "503": "HTTP 503",
         "hang-up": "RemoteProtocolError: Server disconnected without sending a response.",
-        "slow": "no reply within 0.1 s",
+        "slow": "no reply within 1 s",
         "compressed": "DecodingError",
     }
     with serving(in_turn(PASSING[trouble])) as service:
-        (lost,) = complete(service, timeout=0.1)
+        (lost,) = complete(service, timeout=patience(trouble))
     assert isinstance(lost, Lost)
     assert words.get(trouble, "a body that is no chat completion") in lost.reason
     assert len(service.requests) == 3
@@ -112,8 +117,8 @@ def test_what_will_not_pass_is_not_tried_again(status):
 
 def test_bytes_that_trickle_in_do_not_buy_time():
     """A client's own timeout starts again with each byte; this one is for the whole try."""
-    with serving(in_turn(Reply(body=b"x" * 100, trickle=0.02))) as service:
-        assert complete(service, tries=1, timeout=0.2) == [Lost(reason="no reply within 0.2 s")]
+    with serving(in_turn(Reply(body=b"x" * 100, trickle=0.1))) as service:
+        assert complete(service, tries=1, timeout=1.0) == [Lost(reason="no reply within 1 s")]
 
 
 def test_nobody_listens():

@@ -51,10 +51,10 @@ def test_each_request_is_sent_once_and_remembered(path, caplog):
     assert own.replies([ask("b")]) == ["no"]
     assert model.asked == ["a", "b"]
     assert own.take_counts() == {
-        "judge/asked": 5.0,
-        "judge/remembered": 3.0,
-        "judge/lost": 0.0,
-        "judge/unreadable": 0.0,
+        "perf/judge_asked": 5.0,
+        "perf/judge_remembered": 3.0,
+        "perf/judge_lost": 0.0,
+        "perf/judge_unreadable": 0.0,
     }
     assert set(own.take_counts().values()) == {0.0}
     # Another run of the same workdir does not pay again.
@@ -72,8 +72,8 @@ def test_what_says_nothing_is_counted_and_asked_again(path, caplog):
     assert own.replies([ask(c) for c in "acb"]) == ["hm", None, "yes"]
     assert model.asked == ["a", "c", "b", "a", "c"]
     counts = own.take_counts()
-    assert (counts["judge/asked"], counts["judge/remembered"]) == (7.0, 2.0)
-    assert (counts["judge/lost"], counts["judge/unreadable"]) == (3.0, 2.0)
+    assert (counts["perf/judge_asked"], counts["perf/judge_remembered"]) == (7.0, 2.0)
+    assert (counts["perf/judge_lost"], counts["perf/judge_unreadable"]) == (3.0, 2.0)
     told = [record.getMessage() for record in caplog.records]
     assert told == ["judge: 2 of 3 requests: 1 x an unreadable reply, 'hm'; 1 x HTTP 500"] + [
         "judge: 2 of 2 requests: 1 x an unreadable reply, 'hm'; 1 x HTTP 500"

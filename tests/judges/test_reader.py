@@ -26,7 +26,7 @@ def prompt(group, *documents):
 
 
 def read(service, prompts, path, randomness=(0, 0, 1)):
-    chat = Chat(service.url, tries=1, timeout=5.0, concurrency=1)
+    chat = Chat(service.url, tries=1, timeout=30.0, concurrency=1)
     clerk = Clerk("reader", chat.complete, Journal(path, records=True), bool)
     reader = ChatReader(clerk, JudgeConfig(model="m"), VerifyConfig())
     return reader.read(prompts, randomness=randomness)

@@ -44,7 +44,7 @@ def test_a_judge_and_a_reader(tmp_path):
         assert [referee.audit(step) for step in (1, 2, 3)] == [{}, {}, {"judge/audit_agreement": 1}]
     assert referee.reader is not None
     assert sorted(referee.take_counts()) == sorted(
-        f"{name}/{key}"
+        f"perf/{name}_{key}"
         for name in ("judge", "reader")
         for key in ("asked", "remembered", "lost", "unreadable")
     )

@@ -54,7 +54,8 @@ def step():
 
 
 def test_a_step_by_hand():
-    row = counted(*step(), VerifyCounts(noise_asked=8, noise_missing=3, noise_dropped=2))
+    counts = VerifyCounts(noise_asked=8, noise_missing=3, noise_dropped=2, unjudged=4)
+    row = counted(*step(), counts)
     assert row["selfplay/accepted"] == 2
     assert row["selfplay/valid_question_rate"] == pytest.approx(2 / 5)
     assert row["selfplay/two_search_rate"] == pytest.approx(1 / 2)
@@ -66,6 +67,8 @@ def test_a_step_by_hand():
     assert row["selfplay/verify_noise_missing"] == 3
     assert row["selfplay/verify_noise_dropped"] == 2
     assert row["selfplay/unjudged"] == 1
+    assert row["selfplay/unsettled"] == 0
+    assert row["selfplay/verify_unjudged"] == 4
     # Judged rollouts of new questions: one right in four; the replayed one does not count.
     assert row["solver/success_rate"] == pytest.approx(1 / 4)
     # 1/2 and 1 for the accepted ones, 0 for three rejected ones.
@@ -128,3 +131,17 @@ def test_a_reason_without_a_metric_is_an_error():
         counted(
             proposals, [], SHORTFALL["drop"](proposals, [], random.Random(0), ShortfallConfig())
         )
+
+
+def test_groups_with_fewer_than_two_verdicts_are_counted():
+    proposals, groups, board = step()
+    lost = [
+        Group(
+            question=g.question,
+            rollouts=g.rollouts,
+            correct=(None,) * (len(g.correct) - 1) + (True,),
+        )
+        for g in groups[:2]
+    ]
+    row = counted(proposals, [*lost, groups[2]], board)
+    assert (row["selfplay/unsettled"], row["selfplay/unjudged"]) == (2, 3)

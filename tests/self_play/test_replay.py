@@ -17,7 +17,7 @@ def texts(store):
 
 
 def test_new_questions_are_stored_with_their_success():
-    store = remember((), [judged("a", [True, False]), judged("b", [False, None])], 3)
+    store = remember((), [judged("a", [True, False]), judged("b", [False, None, False])], 3)
     assert store == (
         Replayed(question=question("uid a", "a"), success_rate=0.5, step=3),
         Replayed(question=question("uid b", "b"), success_rate=0.0, step=3),
@@ -26,6 +26,14 @@ def test_new_questions_are_stored_with_their_success():
 
 def test_what_nobody_judged_is_not_stored():
     assert remember((), [judged("a", [None, None])], 1) == ()
+
+
+def test_a_group_with_fewer_than_two_verdicts_is_not_stored():
+    assert remember((), [judged("a", [True, None, None])], 1) == ()
+    assert remember((), [judged("a", [True, None, None])], 1, duplicates=True) == ()
+    # What was stored before stays as it was.
+    store = remember((), [judged("a", [True, False])], 1)
+    assert remember(store, [judged("a", [False, None])], 2) == store
 
 
 def test_asked_again_it_is_the_newest():

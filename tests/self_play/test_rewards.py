@@ -91,7 +91,7 @@ def test_few_right():
     assert made == [0.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     assert paid([True, False, False, None, None], terms=["few_right"]) == 1.0
     assert paid([True, True, False, None, None], terms=["few_right"]) == 0.5
-    assert paid([True, None], terms=["few_right"]) == 0.0
+    assert paid([True], terms=["few_right"]) == 0.0
 
 
 def test_format_only():
@@ -134,6 +134,24 @@ def test_what_nobody_judged_is_not_paid():
     )
     rewards = reward_proposals([broken, toolless], [], paying())
     assert [r.value for r in rewards] == [None, None]
+
+
+def test_a_group_with_fewer_than_two_verdicts_pays_nobody():
+    """p of one rollout says nothing; a group that is one rollout is meant to."""
+    groups = {
+        "one of three": ([True, None, None], False),
+        "none": ([None, None], False),
+        "two of three": ([True, None, False], True),
+        "a lone one": ([False], True),
+        "a lone one without": ([None], False),
+    }
+    for correct, pays in groups.values():
+        (proposer,) = reward_proposals([proposal("t0")], [solvers("t0", correct)], paying())
+        solver = reward_rollouts(solvers("t0", correct), ["correct"])
+        assert (proposer.value is not None) is pays
+        assert [r.value is not None for r in solver] == [pays and c is not None for c in correct]
+    (half,) = reward_proposals([proposal("t0")], [solvers("t0", [True, None, False])], paying())
+    assert half.value == 0.5
 
 
 def test_each_proposal_is_paid_by_its_own_group():

@@ -62,7 +62,7 @@ def evident(p):
     return set(p.subject.evidence) <= set(p.messages)
 
 
-def run(proposals, read=None, **settings):
+def run(proposals, read=None, judge=JUDGES["exact"], **settings):
     config = VerifyConfig(**{"noise": 2, "prompt_tokens": 1000, **settings})
     return verify(
         proposals,
@@ -70,7 +70,7 @@ def run(proposals, read=None, **settings):
         stream=stream,
         reader_prompt=reader_prompt,
         read=read or Reader(),
-        judge=JUDGES["exact"],
+        judge=judge,
     )
 
 
@@ -258,12 +258,20 @@ def test_all_samples_of_all_questions_are_read_in_one_call():
 def test_one_wrong_sample_rejects_and_an_error_is_no_pass():
     said = {"t0/verify/1": "wrong", "t1/verify/0": "failed", "t3/verify/1": None}
     reader = Reader(lambda p: said.get(p.group, p.subject.answer))
-    assert reasons(run(batch(), reader, samples=2)) == [
+    result = run(batch(), reader, samples=2)
+    assert reasons(result) == [
         Reason.VERIFY_WRONG,
         Reason.VERIFY_ERROR,
         None,
         Reason.VERIFY_WRONG,
     ]
+    assert result.counts.unjudged == 1
+
+
+def test_readings_without_a_verdict_reject_and_are_counted():
+    result = run(batch(), samples=2, judge=lambda claims: [None, *[True] * (len(claims) - 1)])
+    assert reasons(result) == [Reason.VERIFY_ERROR, None, None, None]
+    assert result.counts.unjudged == 1
 
 
 def test_samples_differ_in_their_noise():
