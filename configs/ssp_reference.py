@@ -2,15 +2,16 @@
 
     python -m sspjax.train --config=configs/ssp_reference.py --workdir=runs/ssp_reference \\
         --config.model.weights=QWEN2.5_FOLDER --config.seeds.path=answers.jsonl \\
-        --config.retrieval.corpus=wiki18.jsonl.gz --config.retrieval.index=INDEX
+        --config.retrieval.corpus=wiki18.jsonl.gz --config.retrieval.index=INDEX \\
+        --config.judge.url=http://HOST:PORT/v1
 
 `configs/ssp.py` is the paper (arXiv:2510.18821), and what is the same in both is said there. Here
 are the settings of the released launch script, and of the libraries' defaults under it. Each line
 below says what the code does; docs/ssp.md has the whole list beside the paper's.
 
 What it does and this does not, or does otherwise:
-- The reader of the verification and the judge of answers are an external language model; here the
-  solver's policy reads and equality with the answer judges.
+- A judge that fails makes an answer wrong, and "incorrect" contains "correct"; here a rollout
+  without a clear verdict is left out.
 - A place that the replay pool cannot fill gets a dummy question; here it stays empty. A dummy has
   advantage 0 and adds to the divergence term only.
 - Trajectories are sorted by length before they are cut into mini-batches; here groups stay whole.
@@ -53,6 +54,14 @@ def get_config() -> ConfigDict:
     # Two distinct searches and none repeated, where the paper asks for one search.
     c.proposer.min_searches = 2
     c.filters.repeated_searches = "reject"
+
+    # What does not equal the answer is put to a model, which also reads in the verification; the
+    # paper has the solver read. The paper's judge, and the code's settings of a verdict.
+    c.judge.kind = "llm"
+    c.judge.model = "Qwen/Qwen2.5-32B-Instruct"
+    c.judge.temperature = 0.1
+    c.judge.max_tokens = 10
+    c.verify.reader = "judge"
 
     # A noise document is all that another proposer was shown. Four of them are long: the reader
     # gets what an episode gets.

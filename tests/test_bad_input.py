@@ -17,6 +17,7 @@ from sspjax.checkpoint import CheckpointError
 from sspjax.command_line import run
 from sspjax.config import ConfigError
 from sspjax.data.answers import DataError
+from sspjax.judges.referee import JudgeError
 from sspjax.metrics import MetricsError
 from sspjax.processes import ProcessError
 from sspjax.retrieval.client import RetrievalError
@@ -313,11 +314,13 @@ def test_what_is_not_the_users_to_mend_keeps_its_traceback():
         (EncoderError, ValueError),
         (GraphError, ValueError),
         (IndexFolderError, ValueError),
+        (JudgeError, RuntimeError),
         (MetricsError, ValueError),
         (ProcessError, RuntimeError),
         (PromptTooLong, ValueError),
         (RetrievalError, RuntimeError),
         (TokenizerError, ValueError),
+        (train.TooManyFailures, RuntimeError),
         (VectorError, ValueError),
     ],
     ids=lambda kind: kind.__name__,

@@ -14,7 +14,11 @@ CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 NEEDS = {
     "tiny": (),
     "ssp": (("seeds.path", "answers.jsonl"), ("retrieval.corpus", "corpus.jsonl.gz")),
-    "ssp_reference": (("seeds.path", "answers.jsonl"), ("retrieval.corpus", "corpus.jsonl.gz")),
+    "ssp_reference": (
+        ("judge.url", "http://host:5000/v1"),
+        ("seeds.path", "answers.jsonl"),
+        ("retrieval.corpus", "corpus.jsonl.gz"),
+    ),
 }
 """What a user must bring, in the order in which it is asked for."""
 
@@ -80,6 +84,12 @@ def test_ssp_reference_is_what_the_code_does_otherwise():
         "proposer.min_searches": 2,
         "solver.std": "sample",
         "filters.repeated_searches": "reject",
+        "judge.kind": "llm",
+        "judge.url": "http://host:5000/v1",
+        "judge.model": "Qwen/Qwen2.5-32B-Instruct",
+        "judge.temperature": 0.1,
+        "judge.max_tokens": 10,
+        "verify.reader": "judge",
         "verify.noise_unit": "blob",
         "verify.prompt_tokens": 12160,
         "shortfall.first_clear": 9,

@@ -79,9 +79,9 @@ def test_down_in_the_middle_and_back_again(straight, taught, player, tmp_path):
         done = (run.workdir / "metrics.jsonl").read_text().count("\n")
         return player(request) if done < 2 else Reply(status=503)
 
-    with serving(failing) as service:
-        with pytest.raises(AssertionError, match=r"step 2: \d+ of \d+ rollouts got no") as told:
-            run.train(settings(service), "--force")
+    stopped = pytest.raises(AssertionError, match=r"step 2: \d+ of \d+ rollouts got no")
+    with serving(failing) as service, stopped as told:
+        run.train(settings(service), "--force")
     assert "more than config.judge.max_failures=0.05" in str(told.value)
     assert "HTTP 503" in str(told.value)
     with Checkpoints(Workdir(run.workdir).checkpoints("self_play"), 1, read_only=True) as saved:

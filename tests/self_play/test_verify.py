@@ -175,10 +175,10 @@ def test_a_blob_is_all_that_another_proposer_was_shown():
 
 
 def test_counts_add_up():
-    total = VerifyCounts(noise_asked=1, noise_missing=2, noise_dropped=3) + VerifyCounts(
-        noise_asked=10, noise_missing=20, noise_dropped=30
-    )
-    assert total == VerifyCounts(noise_asked=11, noise_missing=22, noise_dropped=33)
+    total = VerifyCounts(
+        noise_asked=1, noise_missing=2, noise_dropped=3, unjudged=4
+    ) + VerifyCounts(noise_asked=10, noise_missing=20, noise_dropped=30, unjudged=40)
+    assert total == VerifyCounts(noise_asked=11, noise_missing=22, noise_dropped=33, unjudged=44)
 
 
 # One prompt ---------------------------------------------------------------------------------------
