@@ -888,7 +888,7 @@ def _check_judge(c: RunConfig) -> None:
     try:
         address = urllib.parse.urlsplit(judge.url)
         complete = address.scheme in ("http", "https") and bool(address.hostname)
-        complete &= address.port != 0 and judge.url.isprintable()
+        complete &= address.port != 0 and judge.url.isascii() and judge.url.isprintable()
     except ValueError:
         complete = False
     if not complete:

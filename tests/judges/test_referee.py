@@ -102,6 +102,7 @@ def test_a_key_that_is_missing_or_none(tmp_path, value):
         ({"url": "http://"}, "expected http://HOST:PORT/v1"),
         ({"url": "http://host:99999/v1"}, "expected http://HOST:PORT/v1"),
         ({"url": "http://[::1/v1"}, "expected http://HOST:PORT/v1"),
+        ({"url": "http://höst/v1"}, "expected http://HOST:PORT/v1"),
         ({"url": "http://me:secret@host/v1"}, "config.judge.url: holds a name, a key or a query"),
         ({"url": "http://host/v1?key=secret"}, "config.judge.url: holds a name, a key or a query"),
         ({"api_key_variable": "sk-secret"}, "config.judge.api_key_variable: expected the name"),
