@@ -11,8 +11,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,6 +19,7 @@ import numpy as np
 
 from sspjax.errors import UserError
 from sspjax.retrieval.encoder import Encoder
+from sspjax.retrieval.folders import new_folder
 from sspjax.retrieval.jax_search import JaxSearch
 from sspjax.retrieval.scann_search import HASHED, ScannSearch, scann_installed
 from sspjax.retrieval.vectors import (
@@ -148,12 +147,7 @@ class Index:
         """
         folder = Path(folder)
         _expect(folder, "encoder", self.encoder, encoder.config())
-        if folder.exists():
-            raise IndexFolderError(f"{folder}: exists already; remove it or choose another name")
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
+        with new_folder(folder, IndexFolderError) as partial:
             encoder.save(partial)
             self.vectors.save(partial)
             if isinstance(self.finder, Refined):
@@ -167,11 +161,6 @@ class Index:
                 "recall": dataclasses.asdict(self.recall) if self.recall else None,
             }
             (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-            partial.rename(folder)
-        except OSError as error:
-            raise IndexFolderError(f"{folder}: cannot be written ({error})") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return dataclasses.replace(self, hash=meta["hash"])
 
 

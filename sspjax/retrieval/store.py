@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
-import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from sspjax.retrieval.corpus import ContentHash, Corpus, CorpusError, read_corpus, read_documents
+from sspjax.retrieval.folders import new_folder
 from sspjax.types import Document
 
 FORMAT = 1
@@ -115,19 +114,8 @@ def write_store(source: str | Path, folder: str | Path) -> StoredCorpus:
     corpus that cannot be read or is empty, for a repeated id, and for a folder that exists or
     cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise CorpusError(f"{folder}: exists already; remove it or choose another name")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(Path(folder), CorpusError) as partial:
         _write(partial, source, read_documents(source))
-        partial.rename(folder)
-    except OSError as error:
-        raise CorpusError(f"{folder}: cannot be written ({error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return StoredCorpus(folder)
 
 
