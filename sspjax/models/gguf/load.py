@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from sspjax.mesh import Layout
+from sspjax.models.buffers import aligned
 from sspjax.models.decoder import NOT_STACKED, init_params, parameter_shardings
 from sspjax.models.gguf.blocks import BLOCKS, dequantize
 from sspjax.models.gguf.file import GgufError, GgufFile, TensorInfo, open_gguf
@@ -283,7 +284,7 @@ def _placed(
         device: tuple(i.indices(n)[:2] for i, n in zip(index or (), shape, strict=True))
         for device, index in sharding.addressable_devices_indices_map(shape).items()
     }
-    parts = {box: _aligned(tuple(b - a for a, b in box), dtype) for box in boxes.values()}
+    parts = {box: aligned(tuple(b - a for a, b in box), dtype) for box in boxes.values()}
     one = shape[1:] if stacked else shape
     # A single part in float32 is filled where it is; others are cut from a tensor beside them.
     whole = [part.shape for part in parts.values()] == [shape] and dtype == np.float32
@@ -317,11 +318,3 @@ def _halves_together(raw: np.ndarray, heads: tuple[int, ...]) -> np.ndarray:
     count, size = heads
     pairs = raw.reshape(count, size // 2, 2, raw.shape[-1])
     return pairs.swapaxes(1, 2).reshape(raw.shape)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that a CPU device takes over as it is: XLA wants its buffers at multiples of 64."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)

@@ -23,6 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sspjax.mesh import Layout
+from sspjax.models.buffers import aligned
 from sspjax.models.decoder import parameter_shardings
 from sspjax.models.hugging_face.config import ModelFolderError, read_json
 from sspjax.models.hugging_face.tensors import Tensor, model_tensors
@@ -41,8 +42,6 @@ UNUSED = ("rotary_emb.inv_freq",)
 _BLOCK_BYTES = 256 << 10
 _THREADS = min(8, os.cpu_count() or 1)
 """Layers that are read at the same time."""
-_ALIGNMENT = 64
-"""XLA's CPU client takes over a buffer that starts at a multiple of this, and copies any other."""
 _SHOWN = 12
 
 
@@ -259,7 +258,7 @@ def _read_part(
     dtype: np.dtype,
 ) -> np.ndarray:
     """A part of a parameter, in its shape: `bounds` are start and stop along every dimension."""
-    part = _aligned([stop - start for start, stop in bounds], dtype)
+    part = aligned([stop - start for start, stop in bounds], dtype)
     if tensors[0].layer is None:
         _fill(reader, tensors[0], bounds, part)
         return part
@@ -300,11 +299,3 @@ def _flat(bounds: Sequence[tuple[int, int]], dims: Sequence[int]) -> slice:
     inner = math.prod(dims[1:])
     assert all(b == (0, n) for b, n in zip(others, dims[1:], strict=True)), (bounds, dims)
     return slice(start * inner, stop * inner)
-
-
-def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An empty array that devices of this host can take over as it is."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
