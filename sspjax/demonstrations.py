@@ -8,6 +8,7 @@ Scripts are partly lazy, so that the agent starts with all the habits self-play 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -284,7 +285,7 @@ def demonstrations(
     elif step <= config.steps - config.lazy_steps:
         lesson = _all_roles
     else:
-        lesson = _all_roles_lazily
+        lesson = functools.partial(_all_roles, lazily=True)
     stream = _stream(scripts, config, lesson, rng)
     return [next(stream) for _ in range(config.batch)]
 
@@ -328,25 +329,16 @@ def _first_lesson(script: Script, config: WarmStartConfig, rng: random.Random) -
     return script.solver(rng, 1)
 
 
-def _all_roles(script: Script, config: WarmStartConfig, rng: random.Random) -> Trajectory | None:
-    return _any_role(script, config, rng, None)
-
-
-def _all_roles_lazily(
-    script: Script, config: WarmStartConfig, rng: random.Random
-) -> Trajectory | None:
-    return _any_role(script, config, rng, config)
-
-
-def _any_role(
-    script: Script, config: WarmStartConfig, rng: random.Random, lazy: WarmStartConfig | None
+def _all_roles(
+    script: Script, config: WarmStartConfig, rng: random.Random, *, lazily: bool = False
 ) -> Trajectory | None:
     draw = rng.random()
     if draw < config.proposer_share:
         return script.proposer(rng)
     if draw < config.proposer_share + config.reader_share:
         return script.reader(rng)
-    return script.solver(rng, rng.randint(1, min(2, script.world.hops)), lazy=lazy)
+    hops = rng.randint(1, min(2, script.world.hops))
+    return script.solver(rng, hops, lazy=config if lazily else None)
 
 
 def _asked(question: WorldQuestion) -> Question:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from sspjax.rollout.prompts.prompt_set import PromptSet
 from sspjax.types import Message
 
+_OPENING, _CLOSING = "\n<information>", "\n</information>\n"
+
 TINY = PromptSet(
     name="tiny",
     layouts=("bare",),
@@ -22,8 +24,7 @@ TINY = PromptSet(
     solver=(Message(author="user", content="{skills} question : {question}\n"),),
     reader=(
         Message(
-            author="user",
-            content=" question : {question}\n<information>{documents}\n</information>\n",
+            author="user", content=" question : {question}" + _OPENING + "{documents}" + _CLOSING
         ),
     ),
     skills="{skills}",
@@ -32,8 +33,8 @@ TINY = PromptSet(
     passage=" {text}",
     separator="\n",
     nothing=" nothing",
-    opening="\n<information>",
-    closing="\n</information>\n",
+    opening=_OPENING,
+    closing=_CLOSING,
     act="<{tag}> {argument} </{tag}>",
 )
 """Passages of the mini-encyclopaedia start with their title, so no heading is shown."""
